@@ -147,3 +147,5 @@ class RunOptions:
     """Accelerate's experiment trackers by name; an empty list for none."""
     licence: str | None = None
     """Licence of the trained model, for its card (an SPDX name)."""
+    limits: str | None = None
+    """What the model is not fit for, and what its data forbids: printed on its card."""
