@@ -1,0 +1,142 @@
+"""The test Hub, running, and client processes that speak to it with the real libraries.
+
+`huggingface_hub` reads its endpoint when it is imported, so everything that talks to the Hub runs in a child process:
+a test hands one of its file's functions to `client(function, ...)` and gets the function's value back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+WATCHDOG_SECONDS = 240
+TOKEN_NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+
+
+@dataclass
+class Hub:
+    """The running server: its address, and the folder with its git repositories."""
+
+    url: str
+    root: Path
+
+    def repository(self, repo_id: str, kind: str = "models") -> Path:
+        """The git working folder behind a repo."""
+        return self.root / kind / repo_id
+
+    def fail(self, method: str, path: str, kind: str, **details: Any) -> None:
+        """Let the next request of `method` to a path that matches `path` fail: see `server/faults.py`."""
+        self._call("POST", "faults", {"method": method, "path": path, "kind": kind, **details})
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What was asked since the last `reset`."""
+        return self._call("GET", "requests")
+
+    def reset(self) -> None:
+        """Forget failures and requests."""
+        self._call("DELETE", "faults")
+
+    def _call(self, method: str, name: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/_test/{name}", data, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+@dataclass
+class Answer:
+    """What a client process left: its function's value, and everything that it printed."""
+
+    value: Any
+    output: str
+
+
+@pytest.fixture(scope="session")
+def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """One server a test session, on a free port. It ends with this process, whatever happens to it."""
+    root = tmp_path_factory.mktemp("hub")
+    command = [sys.executable, "-m", "server", str(root)]
+    with subprocess.Popen(command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first_line = process.stdout.readline()
+        assert first_line.startswith("PORT "), "the test Hub did not start"
+        yield Hub(f"http://127.0.0.1:{int(first_line.split()[1])}", root)
+        process.communicate(timeout=30)
+
+
+@pytest.fixture
+def hub(hub_server: Hub) -> Hub:
+    """The server without failures left over from another test."""
+    hub_server.reset()
+    return hub_server
+
+
+def client_environment(url: str, home: Path, token: str | None, offline: bool) -> dict[str, str]:
+    """The environment of a machine that knows only this Hub."""
+    environment = {name: value for name, value in os.environ.items() if name not in TOKEN_NAMES}
+    environment |= {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    if token is not None:
+        environment["HF_TOKEN"] = token
+    if offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    return environment
+
+
+@pytest.fixture
+def run_client(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
+    """`run_client(function, token=, offline=, blocked=, home=, **arguments)` -> `Answer`.
+
+    Raises AssertionError with the process's output when the function raises, TimeoutExpired when it hangs.
+    """
+
+    def run(
+        function: Callable[..., Any],
+        *,
+        token: str | None = "hf_alice",
+        offline: bool = False,
+        blocked: tuple[str, ...] = (),
+        home: Path | None = None,
+        **arguments: Any,
+    ) -> Answer:
+        answer = tmp_path / "answer.json"
+        answer.unlink(missing_ok=True)
+        file = sys.modules[function.__module__].__file__
+        task = {"file": file, "function": function.__name__, "arguments": arguments, "blocked": blocked}
+        done = subprocess.run(
+            [sys.executable, str(HERE / "child.py")],
+            input=json.dumps({**task, "answer": str(answer)}, default=str),
+            env=client_environment(hub.url, home or tmp_path / "hf_home", token, offline),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_SECONDS,
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, f"{function.__name__} failed in its process:\n{output[-6000:]}"
+        return Answer(json.loads(answer.read_text(encoding="utf-8")), output)
+
+    return run
+
+
+@pytest.fixture
+def client(run_client: Callable[..., Answer]) -> Callable[..., Any]:
+    """`run_client`, for tests that want the value alone."""
+    return lambda function, **options: run_client(function, **options).value
