@@ -1,0 +1,40 @@
+"""Folders of the cache: written beside and renamed, so that one is either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+FORMAT = "1"
+"""Goes into every fingerprint: change it when what is written changes."""
+
+
+def fingerprint(*parts: object) -> str:
+    """A short name for content that depends on all the parts."""
+    digest = hashlib.sha256(FORMAT.encode())
+    for part in parts:
+        digest.update(b"\0" + str(part).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:20]
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `final` when the block ends well.
+
+    Where another process was first, its folder stays: both wrote the same.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    try:
+        yield folder
+        with contextlib.suppress(OSError):  # not empty: another process was first
+            os.replace(folder, final)
+        if not final.is_dir():
+            raise FileNotFoundError(final)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,197 @@
+"""Raw parallel text to checked pairs.
+
+Training pairs go line by line from their source into an Arrow file, which is mapped into memory and not held there.
+A pair with a blank, missing, undecodable or malformed side is left out together with its partner, counted and listed.
+Validation and test lines are never left out: every line is scored, and one that cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.options import DataOptions
+from metaphrase.training.data.cache import fingerprint, new_folder
+from metaphrase.training.data.locate import find_source
+from metaphrase.training.data.report import CorpusReport, DropList
+from metaphrase.training.data.sources import PairSource
+from metaphrase.training.data.text import is_blank
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ROWS = 10_000
+"""Rows of one Arrow record batch."""
+
+
+@dataclass
+class EvaluationSet:
+    """Lines to score: `references[i]` are the accepted translations, one or more, of `sources[i]`."""
+
+    sources: list[str]
+    references: list[list[str]]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def head(self, lines: int | None) -> EvaluationSet:
+        """The first `lines` lines, or all."""
+        return EvaluationSet(self.sources[:lines], self.references[:lines])
+
+
+@dataclass
+class Corpus:
+    """What a run learns from and is scored on."""
+
+    train: Dataset
+    """Columns `source`, `target` and `line` (from 1, of the file or dataset), mapped from disk."""
+    name: str
+    """The source's, for messages."""
+    validation: EvaluationSet | None
+    """None only where `validation_size` is 0 and there is no validation split."""
+    report: CorpusReport
+    data: DataOptions
+    fingerprint: str
+    _folder: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
+
+    def texts(self) -> Iterator[list[str]]:
+        """Every training text, both sides, in batches: what a tokenizer is trained on."""
+        for batch in self.train.with_format("arrow").iter(batch_size=ROWS):
+            yield batch["source"].to_pylist()
+            yield batch["target"].to_pylist()
+
+    def read_test(self) -> EvaluationSet | None:
+        """The test split, read now and not before. None where there is none."""
+        return read_evaluation(self.data, "test")
+
+
+def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int = 1) -> Corpus:
+    """Reads the training and validation splits.
+
+    Args:
+        data: what to read.
+        cache_dir: folder in which the checked pairs are kept for the next start. None: a folder that lives as long
+            as the returned corpus.
+        seed: chooses the pairs that are held out where there is no validation split.
+
+    Raises:
+        MetaphraseError: a file, split or column is missing, two files differ in their number of lines, or no pair is
+            left.
+    """
+    source = find_source(data, "train")
+    assert source is not None  # find_source raises where there is nothing to learn from
+    temporary = tempfile.TemporaryDirectory(prefix="metaphrase-") if cache_dir is None else None
+    root = Path(temporary.name) if temporary else Path(cache_dir)
+    key = fingerprint("pairs", source.identity(), data.max_pairs)
+    folder = root / f"pairs-{key}"
+    if not (folder / "report.json").is_file():
+        with new_folder(folder) as unfinished:
+            _write_pairs(source, unfinished, folder, data.max_pairs)
+    report = CorpusReport.load(folder / "report.json")
+    if report.kept == 0:
+        raise MetaphraseError(f"no pair to learn from in {source.name}: {report.summary()}")
+    train = _map_arrow(folder / "pairs.arrow")
+    validation = read_evaluation(data, "validation")
+    if validation is None and data.validation_size:
+        train, validation = _hold_out(train, data.validation_size, seed, report)
+        key = fingerprint(key, data.validation_size, seed)
+    return Corpus(train, source.name, validation, report, data, key, temporary)
+
+
+def read_evaluation(data: DataOptions, role: str) -> EvaluationSet | None:
+    """Reads a validation or test split whole. None where the options name none.
+
+    Raises:
+        MetaphraseError: a line cannot be read, or there is none; scores over a part of the lines would mislead.
+    """
+    source = find_source(data, role)
+    if source is None:
+        return None
+    sources: list[str] = []
+    references: list[list[str]] = []
+    for record in source.records():
+        if record.problem is not None:
+            where = f"{record.file or source.name}, line {record.line}"
+            raise MetaphraseError(f"{where}: {record.problem}; every line of the {role} split must be readable")
+        sources.append(record.source)
+        references.append(record.targets)
+    if not sources:
+        raise MetaphraseError(f"the {role} split {source.name} is empty")
+    return EvaluationSet(sources, references)
+
+
+def _write_pairs(source: PairSource, folder: Path, final: Path, max_pairs: int | None) -> None:
+    """Writes pairs.arrow, left_out.jsonl and report.json into `folder`, which will be renamed to `final`."""
+    import pyarrow as pa
+
+    report = CorpusReport(listing=str(final / "left_out.jsonl"))
+    schema = pa.schema([("source", pa.string()), ("target", pa.string()), ("line", pa.int64())])
+    rows: list[tuple[str, str, int]] = []
+
+    def write(rows: list[tuple[str, str, int]]) -> None:
+        columns = zip(*rows, strict=True) if rows else ([], [], [])
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+    with (
+        (folder / "left_out.jsonl").open("w", encoding="utf-8") as listing,
+        pa.OSFile(str(folder / "pairs.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, schema) as writer,
+    ):
+        for row in _checked(source, DropList(report, listing), max_pairs):
+            rows.append(row)
+            if len(rows) == ROWS:
+                write(rows)
+                rows = []
+        write(rows)
+    report.save(folder / "report.json")
+
+
+def _checked(source: PairSource, drops: DropList, max_pairs: int | None) -> Iterator[tuple[str, str, int]]:
+    """The pairs worth learning from, with their line; all others are listed."""
+    report = drops.report
+    for record in source.records():
+        if max_pairs is not None and report.kept >= max_pairs:
+            report.notes.append(f"only the first {max_pairs:,} pairs were read (data.max_pairs)")
+            return
+        report.read += 1
+        if record.problem is not None:
+            drops.add(record.file or source.name, record.line, record.problem, record.source)
+        elif is_blank(record.source):
+            drops.add(source.name, record.line, "blank", " ||| ".join(record.targets))
+        else:
+            targets = [target for target in record.targets if not is_blank(target)]
+            if len(targets) < len(record.targets):
+                drops.add(source.name, record.line, "blank", record.source)
+            if max_pairs is not None:
+                targets = targets[: max_pairs - report.kept]
+            report.kept += len(targets)
+            for target in targets:
+                yield record.source, target, record.line
+
+
+def _map_arrow(file: Path) -> Dataset:
+    from datasets import Dataset
+
+    return Dataset.from_file(str(file))
+
+
+def _hold_out(train: Dataset, size: int, seed: int, report: CorpusReport) -> tuple[Dataset, EvaluationSet]:
+    """Takes `size` pairs, drawn by seed, out of the training split."""
+    if size >= len(train):
+        raise MetaphraseError(
+            f"data.validation_size is {size} but there are only {len(train)} training pairs; give a validation split "
+            "or a smaller size"
+        )
+    held = np.zeros(len(train), dtype=bool)
+    held[np.random.default_rng(seed).choice(len(train), size, replace=False)] = True
+    rows = train.select(np.flatnonzero(held))
+    report.kept -= size
+    report.notes.append(f"there is no validation split: {size:,} training pairs were held out (seed {seed})")
+    references = [[target] for target in rows["target"]]
+    return train.select(np.flatnonzero(~held)), EvaluationSet(list(rows["source"]), references)
