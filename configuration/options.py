@@ -81,6 +81,8 @@ class OptimizerOptions:
     """Decoupled weight decay of matrices; biases and layer norms have none."""
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this norm; unset: never."""
+    max_skipped: int = 20
+    """An update whose gradient is not finite is skipped and counted; after so many in a row training stops."""
 
 
 @dataclass
@@ -143,6 +145,8 @@ class RunOptions:
     """Compile the model with `torch.compile`."""
     threads: int | None = None
     """Threads of one process on a CPU. Unset: the machine's cores over the processes."""
+    log_every: int = 10
+    """Updates between two records of `train_log.jsonl`."""
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
     """Accelerate's experiment trackers by name; an empty list for none."""
     licence: str | None = None
