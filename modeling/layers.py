@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import CrossAttention, SelfAttention
 from .configuration_metaphrase import MetaphraseConfig
+from .dropout import Dropout
 
 
 class TransformerLayer(GradientCheckpointingLayer):
@@ -25,9 +26,9 @@ class TransformerLayer(GradientCheckpointingLayer):
                 f"activation_function is {config.activation_function!r}; it must be one of {', '.join(sorted(ACT2FN))}."
             )
         self.normalize_before = config.normalize_before
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.activation_fn = ACT2FN[config.activation_function]
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 IGNORED = -100
-CHUNK_ELEMENTS = 2**20  # logits held at a time: 4 MiB in float32, about a core's share of the cache
+CHUNK_ROWS_CPU = 256  # positions whose logits are held at a time: enough for full matrix speed, few enough for a cache
+CHUNK_ROWS = 4096  # the same on an accelerator
 
 
 def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
@@ -71,40 +72,41 @@ def linear_cross_entropy_per_token(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of losses. The gradient is made in the forward pass, a chunk of positions at a time:
+    """Sum of losses. The gradient is made in the forward pass, a chunk of positions at a time.
 
-    d loss / d z = p - q, so  d loss / d h = (p - q) W  and  d loss / d W = (p - q)^T h;  the smoothing part of q is the
-    same for every entry of the vocabulary, and enters as a rank-one term.
+    With E = exp(z - max z) and Z = sum E a row, p = E / Z and d loss / d z = p - q, so that
+        d loss / d h = (E W) / Z - q W        d loss / d W = E^T (h / Z) - q^T h
+    where q W and q^T h need no product: q is one entry a row, and the same small share for every other entry.
     """
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, label_smoothing):
-        counted = labels != IGNORED
-        targets = labels.clamp(min=0)
         wants_grad = any(ctx.needs_input_grad[:2])
-        grad_hidden = torch.zeros_like(hidden) if wants_grad else None
+        grad_hidden = torch.empty_like(hidden) if wants_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_grad else None
-        weight_sum = weight.float().sum(0)
+        share, rest = label_smoothing / weight.shape[0], 1 - label_smoothing  # q: of every entry, and the target's own
+        weight_sum = weight.sum(0, dtype=torch.float32)
         total = hidden.new_zeros((), dtype=torch.float32)
-        uniform = label_smoothing / weight.shape[0]
-        step = max(1, CHUNK_ELEMENTS // weight.shape[0])
-        for start in range(0, len(hidden), step):
-            span = slice(start, start + step)
-            h, y, keep = hidden[span], targets[span].unsqueeze(1), counted[span].unsqueeze(1)
+        rows = CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS
+        for h, y, grad_h in zip(hidden.split(rows), labels.split(rows), _split(grad_hidden, hidden, rows), strict=True):
+            counted = (y != IGNORED).unsqueeze(1)
+            y = y.clamp(min=0)
             logits = nn.functional.linear(h, weight).float()
-            log_z = logits.logsumexp(-1, keepdim=True)
-            smooth = uniform * (h.float() @ weight_sum).unsqueeze(1)
-            loss = log_z - (1 - label_smoothing) * logits.gather(1, y) - smooth
-            total += loss.masked_fill(~keep, 0.0).sum()
+            at_target = logits.gather(1, y.unsqueeze(1))
+            highest = logits.amax(-1, keepdim=True)
+            exponentials = logits.sub_(highest).exp_()
+            z = exponentials.sum(-1, keepdim=True)
+            loss = highest + z.log() - rest * at_target - share * (h.float() @ weight_sum).unsqueeze(1)
+            total += loss.masked_fill(~counted, 0.0).sum()
             if not wants_grad:
                 continue
-            probabilities = logits.sub_(log_z.masked_fill(~keep, torch.inf)).exp_()
-            probabilities.scatter_add_(1, y, (label_smoothing - 1) * keep.float())
-            delta = probabilities.to(h.dtype)
-            counted_h = h * keep
-            grad_hidden[span] = delta @ weight - uniform * weight_sum.to(h.dtype) * keep
-            grad_weight += delta.t() @ counted_h
-            grad_weight -= uniform * counted_h.float().sum(0)
+            exponentials = exponentials.to(h.dtype)
+            expected = (exponentials @ weight).float() / z  # p W, and q W below
+            grad_h.copy_((expected - share * weight_sum - rest * weight[y].float()) * counted)
+            h = h.float() * counted
+            grad_weight += exponentials.t() @ (h / z).to(exponentials.dtype)
+            grad_weight -= share * h.sum(0)
+            grad_weight.index_add_(0, y, h, alpha=-rest)
         if wants_grad:
             ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return total
@@ -118,3 +120,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _split(tensor: torch.Tensor | None, like: torch.Tensor, rows: int) -> tuple:
+    """Views of `tensor` a chunk at a time, or as many Nones as `like` has chunks."""
+    return tensor.split(rows) if tensor is not None else (None,) * len(like.split(rows))

@@ -6,6 +6,7 @@ Read from here to the softmax in three files: this one (two stacks and the outpu
 """
 
 import math
+from copy import copy
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
@@ -27,24 +28,34 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import CrossAttention, SelfAttention
 from .configuration_metaphrase import MetaphraseConfig
+from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, count_positions
 from .layers import DecoderLayer, EncoderLayer
 from .loss import IGNORED, cross_entropy_per_token, linear_cross_entropy_per_token
+from .saving import OneSetOfWeights
 
 LENGTH_MARGIN = 50  # section 6.1: an output may be this much longer than its source
 
 
-def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
+def shift_tokens_right(
+    labels: torch.Tensor, pad_token_id: int | None, decoder_start_token_id: int | None
+) -> torch.Tensor:
     """The decoder's inputs for these labels: a start token, then all labels but the last; -100 becomes padding.
 
     [B, T] -> [B, T]; `labels` stays as it is.
+
+    Raises:
+        ValueError: if one of the two tokens is None.
     """
+    for name, token in (("pad_token_id", pad_token_id), ("decoder_start_token_id", decoder_start_token_id)):
+        if token is None:
+            raise ValueError(f"{name} is None; the decoder's inputs cannot be made from labels without it.")
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = decoder_start_token_id
     return shifted.masked_fill(shifted == IGNORED, pad_token_id)
 
 
-class MetaphrasePreTrainedModel(PreTrainedModel):
+class MetaphrasePreTrainedModel(OneSetOfWeights):
     """What the library needs to know to initialise, load, save, parallelise and look inside."""
 
     config_class = MetaphraseConfig
@@ -68,6 +79,16 @@ class MetaphrasePreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True) -> nn.Embedding:
+        """As the library does; and where the decoder has a matrix of its own, that one too."""
+        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and not self.config.share_encoder_decoder_embeddings:
+            old, size = decoder.embed_tokens, embeddings.num_embeddings
+            decoder.embed_tokens = self._get_resized_embeddings(old, size, mean_resizing=mean_resizing)
+            decoder.embed_tokens.requires_grad_(old.weight.requires_grad)
+        return embeddings
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Which matrices are one. The library has one flag for all ties; here each has its own."""
         if all_submodels:
@@ -84,7 +105,7 @@ class MetaphraseStack(MetaphrasePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
         normalize = config.normalize_before
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if normalize else nn.Identity()
@@ -103,6 +124,14 @@ class MetaphraseStack(MetaphrasePreTrainedModel):
                 f"{type(self).__name__} takes exactly one of token ids and embeddings, and {given} was given."
             )
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def mask_config(self, output_attentions: bool | None) -> MetaphraseConfig:
+        """Whom masks are made for: the backend in use, or eager attention in a pass that gives its weights away."""
+        if not output_attentions:
+            return self.config
+        config = copy(self.config)
+        config._attn_implementation = "eager"
+        return config
 
     def place(self, embeds: torch.Tensor, position_ids: torch.Tensor, past: int | torch.Tensor = 0) -> torch.Tensor:
         """dropout(sqrt(d_model) · embedding + position), sections 3.4, 3.5 and 5.4: [B, T, d_model]."""
@@ -138,7 +167,8 @@ class MetaphraseEncoder(MetaphraseStack):
         embeds = self.look_up(input_ids, inputs_embeds)
         position_ids = count_positions(attention_mask, embeds.shape[1], 0, embeds.device)
         hidden_states = self.place(embeds, position_ids)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embeds, attention_mask=attention_mask)
+        config = self.mask_config(kwargs.get("output_attentions"))
+        mask = create_bidirectional_mask(config=config, inputs_embeds=embeds, attention_mask=attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
@@ -190,11 +220,10 @@ class MetaphraseDecoder(MetaphraseStack):
         if position_ids is None:
             position_ids = count_positions(attention_mask, embeds.shape[1], past, embeds.device)
         hidden_states = self.place(embeds, position_ids, past)
-        mask = create_causal_mask(
-            config=self.config, inputs_embeds=embeds, attention_mask=attention_mask, cache=own_cache
-        )
+        config = self.mask_config(kwargs.get("output_attentions"))
+        mask = create_causal_mask(config=config, inputs_embeds=embeds, attention_mask=attention_mask, cache=own_cache)
         source_mask = create_bidirectional_mask(
-            config=self.config,
+            config=config,
             inputs_embeds=embeds,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
@@ -208,6 +237,8 @@ class MetaphraseDecoder(MetaphraseStack):
 
 class MetaphraseModel(MetaphrasePreTrainedModel):
     """Encoder and decoder."""
+
+    _auto_class = "AutoModel"  # a save brings this code along, for machines without the package
 
     def __init__(self, config: MetaphraseConfig):
         super().__init__(config)
@@ -284,6 +315,8 @@ class MetaphraseModel(MetaphrasePreTrainedModel):
 class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMixin):
     """The whole of figure 1: encoder, decoder, and the projection to the vocabulary."""
 
+    _auto_class = "AutoModelForSeq2SeqLM"
+
     def __init__(self, config: MetaphraseConfig):
         super().__init__(config)
         self.model = MetaphraseModel(config)
@@ -352,7 +385,8 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
         hidden_states = outputs.last_hidden_state
         smoothing = self.config.label_smoothing if self.training else 0.0
         logits = loss = None
-        if labels is not None and self.training and num_items_in_batch is not None:
+        plain_head = type(self.lm_head) is nn.Linear  # an adapter (PEFT) or a quantized layer computes more than W h
+        if labels is not None and self.training and num_items_in_batch is not None and plain_head:
             loss = linear_cross_entropy_per_token(
                 hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch
             )
