@@ -11,6 +11,26 @@ from typing import Any, Literal
 
 
 @dataclass
+class CorpusOptions:
+    """A further corpus to learn from, beside the main one. Empty fields are those of the main corpus."""
+
+    path: str | None = None
+    """As `data.path`."""
+    config_name: str | None = None
+    """As `data.config_name`."""
+    source: str | None = None
+    """As `data.source`."""
+    target: str | None = None
+    """As `data.target`."""
+    train: str | list[str] = "train"
+    """As `data.train`."""
+    weight: float = 1.0
+    """How many times an epoch brings each pair of this corpus: 2 brings each twice, 0.5 a new half each time."""
+    tags: list[str] = field(default_factory=list)
+    """As `data.tags`: `<2fr>` for another target language, `<bt>` for back-translated text."""
+
+
+@dataclass
 class DataOptions:
     """Which parallel text is read, and how a pair is checked."""
 
@@ -37,7 +57,17 @@ class DataOptions:
     max_pairs: int | None = None
     """Read only so many training pairs, from the first on."""
     workers: int | None = None
-    """Processes that tokenize. Unset: one a core."""
+    """Threads that tokenize. Unset: one a core."""
+    weight: float = 1.0
+    """How many times an epoch brings each pair of the main corpus."""
+    tags: list[str] = field(default_factory=list)
+    """Put before each source text of the main corpus, validation and test included: `<2de>` asks a many-to-many model
+    for German. A tag is one token, written <…>."""
+    more: list[CorpusOptions] = field(default_factory=list)
+    """Further corpora to learn from. Validation and test come from the main corpus alone."""
+    temperature: float | None = None
+    """Evens out corpora of different sizes: a corpus of n pairs is drawn in proportion to n^(1/temperature), times its
+    weight. 1 changes nothing, 5 is usual for many languages; unset: weights alone."""
 
 
 @dataclass

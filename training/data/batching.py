@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from metaphrase.configuration.errors import MetaphraseError
 
 if TYPE_CHECKING:

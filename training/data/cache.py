@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMAT = "1"
+FORMAT = "2"
 """Goes into every fingerprint: change it when what is written changes."""
 
 

@@ -7,15 +7,17 @@ Validation and test lines are never left out: every line is scored, and one that
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.configuration.options import DataOptions
+from metaphrase.configuration.options import CorpusOptions, DataOptions
 from metaphrase.training.data.cache import fingerprint, new_folder
 from metaphrase.training.data.locate import find_source
 from metaphrase.training.data.report import CorpusReport, DropList
@@ -45,25 +47,53 @@ class EvaluationSet:
 
 
 @dataclass
+class Part:
+    """The training pairs of one corpus."""
+
+    name: str
+    pairs: Dataset
+    """Columns `source`, `target` and `line` (from 1, of the file or dataset), mapped from disk."""
+    fingerprint: str
+    tags: list[str]
+    """Tokens that go before each source."""
+    weight: float
+
+
+@dataclass
 class Corpus:
     """What a run learns from and is scored on."""
 
-    train: Dataset
-    """Columns `source`, `target` and `line` (from 1, of the file or dataset), mapped from disk."""
-    name: str
-    """The source's, for messages."""
+    parts: list[Part]
+    """The main corpus, then those of `data.more`."""
     validation: EvaluationSet | None
     """None only where `validation_size` is 0 and there is no validation split."""
     report: CorpusReport
     data: DataOptions
-    fingerprint: str
     _folder: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
+    @property
+    def train(self) -> Dataset:
+        """All training pairs, each once, without tags."""
+        from datasets import concatenate_datasets
+
+        return concatenate_datasets([part.pairs for part in self.parts])
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a training pair does."""
+        return fingerprint(*(part.fingerprint for part in self.parts))
+
+    @property
+    def tags(self) -> list[str]:
+        """Every tag once, in order."""
+        return list(dict.fromkeys(tag for part in self.parts for tag in part.tags))
+
     def texts(self) -> Iterator[list[str]]:
-        """Every training text, both sides, in batches: what a tokenizer is trained on."""
-        for batch in self.train.with_format("arrow").iter(batch_size=ROWS):
-            yield batch["source"].to_pylist()
-            yield batch["target"].to_pylist()
+        """Every training text, both sides, in batches, without tags: what a tokenizer is trained on."""
+        for part in self.parts:
+            for batch in part.pairs.with_format("arrow").iter(batch_size=ROWS):
+                yield batch["source"].to_pylist()
+                yield batch["target"].to_pylist()
 
     def read_test(self) -> EvaluationSet | None:
         """The test split, read now and not before. None where there is none."""
@@ -83,10 +113,32 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
         MetaphraseError: a file, split or column is missing, two files differ in their number of lines, or no pair is
             left.
     """
-    source = find_source(data, "train")
-    assert source is not None  # find_source raises where there is nothing to learn from
     temporary = tempfile.TemporaryDirectory(prefix="metaphrase-") if cache_dir is None else None
     root = Path(temporary.name) if temporary else Path(cache_dir)
+    validation = read_evaluation(data, "validation")
+    parts, reports = [], []
+    for options in (data, *(_further(data, more) for more in data.more)):
+        part, report = _read_part(options, root)
+        parts.append(part)
+        reports.append(report)
+    if validation is None and data.validation_size:
+        validation = _hold_out(parts[0], reports[0], data.validation_size, seed)
+    return Corpus(parts, validation, CorpusReport.merged(reports), data, temporary)
+
+
+def _further(data: DataOptions, more: CorpusOptions) -> DataOptions:
+    """The options of a further corpus, as if it were the only one."""
+    given = {name: value for name, value in vars(more).items() if value is not None}
+    if more.path is not None:
+        given["config_name"] = more.config_name
+    return replace(data, more=[], **given)
+
+
+def _read_part(data: DataOptions, root: Path) -> tuple[Part, CorpusReport]:
+    """The training pairs of one corpus, written to the cache or found there."""
+    source = find_source(data, "train")
+    assert source is not None  # find_source raises where there is nothing to learn from
+    _check_tags(data)
     key = fingerprint("pairs", source.identity(), data.max_pairs)
     folder = root / f"pairs-{key}"
     if not (folder / "report.json").is_file():
@@ -95,12 +147,21 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
     report = CorpusReport.load(folder / "report.json")
     if report.kept == 0:
         raise MetaphraseError(f"no pair to learn from in {source.name}: {report.summary()}")
-    train = _map_arrow(folder / "pairs.arrow")
-    validation = read_evaluation(data, "validation")
-    if validation is None and data.validation_size:
-        train, validation = _hold_out(train, data.validation_size, seed, report)
-        key = fingerprint(key, data.validation_size, seed)
-    return Corpus(train, source.name, validation, report, data, key, temporary)
+    return Part(source.name, _map_arrow(folder / "pairs.arrow"), key, data.tags, data.weight), report
+
+
+def _check_tags(data: DataOptions) -> None:
+    for tag in data.tags:
+        if not re.fullmatch(r"<[^<>\s]+>", tag) or tag in ("<pad>", "<s>", "</s>", "<unk>") or tag.startswith("<0x"):
+            raise MetaphraseError(f"the tag {tag!r} must be written <…>, without spaces, and be no special token")
+
+
+def tagged(texts: list[str], tags: list[str]) -> list[str]:
+    """The texts with the tags before each: "<2de> a dog". A blank text stays as it is."""
+    if not tags:
+        return texts
+    prefix = " ".join(tags) + " "
+    return [text if is_blank(text) else prefix + text for text in texts]
 
 
 def read_evaluation(data: DataOptions, role: str) -> EvaluationSet | None:
@@ -122,14 +183,14 @@ def read_evaluation(data: DataOptions, role: str) -> EvaluationSet | None:
         references.append(record.targets)
     if not sources:
         raise MetaphraseError(f"the {role} split {source.name} is empty")
-    return EvaluationSet(sources, references)
+    return EvaluationSet(tagged(sources, data.tags), references)
 
 
 def _write_pairs(source: PairSource, folder: Path, final: Path, max_pairs: int | None) -> None:
     """Writes pairs.arrow, left_out.jsonl and report.json into `folder`, which will be renamed to `final`."""
     import pyarrow as pa
 
-    report = CorpusReport(listing=str(final / "left_out.jsonl"))
+    report = CorpusReport(listings=[str(final / "left_out.jsonl")])
     schema = pa.schema([("source", pa.string()), ("target", pa.string()), ("line", pa.int64())])
     rows: list[tuple[str, str, int]] = []
 
@@ -181,17 +242,19 @@ def _map_arrow(file: Path) -> Dataset:
     return Dataset.from_file(str(file))
 
 
-def _hold_out(train: Dataset, size: int, seed: int, report: CorpusReport) -> tuple[Dataset, EvaluationSet]:
-    """Takes `size` pairs, drawn by seed, out of the training split."""
-    if size >= len(train):
+def _hold_out(part: Part, report: CorpusReport, size: int, seed: int) -> EvaluationSet:
+    """Takes `size` pairs, drawn by seed, out of a part."""
+    pairs = part.pairs
+    if size >= len(pairs):
         raise MetaphraseError(
-            f"data.validation_size is {size} but there are only {len(train)} training pairs; give a validation split "
+            f"data.validation_size is {size} but there are only {len(pairs)} training pairs; give a validation split "
             "or a smaller size"
         )
-    held = np.zeros(len(train), dtype=bool)
-    held[np.random.default_rng(seed).choice(len(train), size, replace=False)] = True
-    rows = train.select(np.flatnonzero(held))
+    held = np.zeros(len(pairs), dtype=bool)
+    held[np.random.default_rng(seed).choice(len(pairs), size, replace=False)] = True
+    rows = pairs.select(np.flatnonzero(held))
+    part.pairs = pairs.select(np.flatnonzero(~held))
+    part.fingerprint = fingerprint(part.fingerprint, size, seed)
     report.kept -= size
     report.notes.append(f"there is no validation split: {size:,} training pairs were held out (seed {seed})")
-    references = [[target] for target in rows["target"]]
-    return train.select(np.flatnonzero(~held)), EvaluationSet(list(rows["source"]), references)
+    return EvaluationSet(tagged(list(rows["source"]), part.tags), [[target] for target in rows["target"]])

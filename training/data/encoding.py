@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import DataOptions
 from metaphrase.training.data.cache import fingerprint, new_folder
-from metaphrase.training.data.corpus import ROWS, Corpus
+from metaphrase.training.data.corpus import ROWS, Corpus, Part, tagged
 from metaphrase.training.data.report import CorpusReport, DropList
 
 if TYPE_CHECKING:
@@ -34,19 +35,17 @@ class EncodedCorpus:
     """Token ids of every training pair, both sides ending in `</s>`.
 
     `source_lengths`, `target_lengths`: int32 [pairs], with `</s>`. `corpus[indices]` gives a list of (source ids,
-    target ids), each a numpy array that is only to be read. `rows` [pairs] says which row of the corpus a pair was.
-    `report` counts the pairs left out as too long.
+    target ids), each a numpy array that is only to be read. `sizes` says how many pairs each part of the corpus has, in
+    order; `rows` [pairs] which row of its part a pair was. `report` counts the pairs left out as too long.
     """
 
-    def __init__(self, folder: Path, keep: tempfile.TemporaryDirectory | None = None) -> None:
-        import pyarrow as pa
-
-        self.folder = folder
-        self.report = CorpusReport.load(folder / "report.json")
+    def __init__(self, folders: Sequence[Path], keep: tempfile.TemporaryDirectory | None = None) -> None:
+        reports = [CorpusReport.load(folder / "report.json") for folder in folders]
+        self.report = CorpusReport.merged(reports)
+        self.sizes = [report.kept for report in reports]
         self._keep = keep
-        with (folder / "ids.arrow").open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        batches = [batch for batch in pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(self._map))) if batch.num_rows]
+        self._maps = [_map(folder / "ids.arrow") for folder in folders]
+        batches = [batch for whole in self._maps for batch in _batches(whole)]
         self._ends = np.cumsum([batch.num_rows for batch in batches])
         self._sides = [[_list_parts(batch.column(side)) for batch in batches] for side in (0, 1)]
         self.rows = np.concatenate([batch.column(2).to_numpy() for batch in batches])
@@ -76,7 +75,20 @@ class EncodedCorpus:
         self._fetched += fetched
         if self._fetched > FETCHES and hasattr(mmap, "MADV_DONTNEED"):
             self._fetched = 0
-            self._map.madvise(mmap.MADV_DONTNEED)
+            for whole in self._maps:
+                whole.madvise(mmap.MADV_DONTNEED)
+
+
+def _map(file: Path) -> mmap.mmap:
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _batches(whole: mmap.mmap) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    stream = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(whole)))
+    return (batch for batch in stream if batch.num_rows)
 
 
 def encode_corpus(
@@ -91,14 +103,18 @@ def encode_corpus(
     """
     temporary = tempfile.TemporaryDirectory(prefix="metaphrase-") if cache_dir is None else None
     root = Path(temporary.name) if temporary else Path(cache_dir)
-    key = fingerprint("ids", corpus.fingerprint, tokenizer_identity(tokenizer), options.max_length)
-    folder = root / f"ids-{key}"
-    if not (folder / "report.json").is_file():
-        with new_folder(folder) as unfinished:
-            _write_ids(corpus, tokenizer, options, unfinished, folder)
-    if CorpusReport.load(folder / "report.json").kept == 0:
+    identity = tokenizer_identity(tokenizer)
+    folders = []
+    for part in corpus.parts:
+        key = fingerprint("ids", part.fingerprint, part.tags, identity, options.max_length)
+        folders.append(root / f"ids-{key}")
+        if not (folders[-1] / "report.json").is_file():
+            with new_folder(folders[-1]) as unfinished:
+                _write_ids(part, tokenizer, options, unfinished, folders[-1])
+    encoded = [CorpusReport.load(folder / "report.json") for folder in folders]
+    if sum(report.kept for report in encoded) == 0:
         raise MetaphraseError(f"every training pair is longer than data.max_length {options.max_length} tokens")
-    return EncodedCorpus(folder, temporary)
+    return EncodedCorpus(folders, temporary)
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -133,12 +149,10 @@ def _list_parts(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     return column.offsets.to_numpy(), column.values.to_numpy()
 
 
-def _write_ids(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, options: DataOptions, folder: Path, final: Path
-) -> None:
+def _write_ids(part: Part, tokenizer: PreTrainedTokenizerBase, options: DataOptions, folder: Path, final: Path) -> None:
     import pyarrow as pa
 
-    report = CorpusReport(listing=str(final / "left_out.jsonl"))
+    report = CorpusReport(listings=[str(final / "left_out.jsonl")])
     kind = pa.uint16() if len(tokenizer) <= 1 << 16 else pa.int32()
     schema = pa.schema([("source_ids", pa.list_(kind)), ("target_ids", pa.list_(kind)), ("row", pa.int64())])
     with (
@@ -147,8 +161,8 @@ def _write_ids(
         pa.ipc.new_stream(sink, schema) as writer,
     ):
         drops = DropList(report, listing)
-        for first, batch in _with_progress(corpus.train):
-            sources = encode_texts(tokenizer, batch["source"], workers=options.workers)
+        for first, batch in _with_progress(part.pairs):
+            sources = encode_texts(tokenizer, tagged(batch["source"], part.tags), workers=options.workers)
             targets = encode_texts(tokenizer, batch["target"], target=True, workers=options.workers)
             report.read += len(sources)
             rows = [
@@ -157,20 +171,20 @@ def _write_ids(
                 if max(map(len, pair)) <= options.max_length
             ]
             if len(rows) < len(sources):
-                _list_too_long(sources, targets, set(rows), batch, corpus.name, options, drops)
+                _list_too_long(sources, targets, set(rows), batch, part.name, options, drops)
             report.kept += len(rows)
             columns = [_list_array([side[row] for row in rows], kind) for side in (sources, targets)]
             writer.write_batch(pa.record_batch([*columns, pa.array(np.array(rows) + first, pa.int64())], schema=schema))
     report.save(folder / "report.json")
 
 
-def _with_progress(train: Dataset) -> Iterator[tuple[int, dict[str, list]]]:
+def _with_progress(pairs: Dataset) -> Iterator[tuple[int, dict[str, list]]]:
     """Batches of rows with the number of the first, behind a progress bar (on a terminal only)."""
     from tqdm import tqdm
 
-    with tqdm(total=len(train), desc="tokenizing", unit=" pairs", unit_scale=True, disable=None) as bar:
-        for first in range(0, len(train), ROWS):
-            batch = train[first : first + ROWS]
+    with tqdm(total=len(pairs), desc="tokenizing", unit=" pairs", unit_scale=True, disable=None) as bar:
+        for first in range(0, len(pairs), ROWS):
+            batch = pairs[first : first + ROWS]
             yield first, batch
             bar.update(len(batch["source"]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -10,7 +11,7 @@ from typing import IO, Any
 
 @dataclass
 class CorpusReport:
-    """Counts of one reading. `listing` is a JSONL file of {"file", "line", "reason", "detail"}, one for each drop."""
+    """Counts of one reading."""
 
     read: int = 0
     """Lines of the source (rows of the dataset, words of the dictionary)."""
@@ -20,7 +21,8 @@ class CorpusReport:
     """Lines left out, by reason: blank, missing, undecodable, malformed; later too_long, counted in pairs."""
     notes: list[str] = field(default_factory=list)
     """What else a reader should know, a sentence each."""
-    listing: str | None = None
+    listings: list[str] = field(default_factory=list)
+    """JSONL files of {"file", "line", "reason", "detail"}, one line for each drop."""
 
     def count(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -37,11 +39,24 @@ class CorpusReport:
     def load(cls, path: Path) -> CorpusReport:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
-    def drops(self) -> list[dict[str, Any]]:
-        """The listing, read back."""
-        if self.listing is None or not Path(self.listing).is_file():
-            return []
-        return [json.loads(line) for line in Path(self.listing).read_text(encoding="utf-8").split("\n") if line]
+    def drops(self) -> Iterator[dict[str, Any]]:
+        """The listings, read back."""
+        for listing in self.listings:
+            with open(listing, encoding="utf-8", newline="\n") as file:
+                yield from map(json.loads, file)
+
+    @classmethod
+    def merged(cls, reports: Iterable[CorpusReport]) -> CorpusReport:
+        """One account of several readings."""
+        whole = cls()
+        for report in reports:
+            whole.read += report.read
+            whole.kept += report.kept
+            whole.notes += report.notes
+            whole.listings += report.listings
+            for reason, number in report.dropped.items():
+                whole.dropped[reason] = whole.dropped.get(reason, 0) + number
+        return whole
 
 
 class DropList:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +31,10 @@ from metaphrase.configuration.options import TokenizerOptions
 from metaphrase.training.data.cache import fingerprint, new_folder
 
 if TYPE_CHECKING:
-    from metaphrase.training.data.corpus import Corpus
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+    from metaphrase.training.data.corpus import Corpus
 
 PAD, START, END, UNKNOWN = SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -65,16 +67,29 @@ def train_tokenizer(texts: Texts, options: TokenizerOptions) -> PreTrainedTokeni
 
 
 def prepare_tokenizer(corpus: Corpus, options: TokenizerOptions, cache_dir: Path | None) -> PreTrainedTokenizerFast:
-    """The tokenizer that the options ask for: loaded from `options.path`, or from the cache, or trained."""
+    """The tokenizer that the options ask for: loaded from `options.path`, or from the cache, or trained.
+
+    The corpus' tags are tokens of it, and count into `options.vocab_size`.
+    """
+    tags = corpus.tags
     if options.path is not None:
-        return load_tokenizer(options.path)
+        return add_tags(load_tokenizer(options.path), tags)
+    smaller = replace(options, vocab_size=options.vocab_size - len(tags))
     if cache_dir is None:
-        return train_tokenizer(corpus.texts(), options)
-    folder = Path(cache_dir) / f"tokenizer-{fingerprint('tokenizer', corpus.fingerprint, options)}"
+        return add_tags(train_tokenizer(corpus.texts(), smaller), tags)
+    folder = Path(cache_dir) / f"tokenizer-{fingerprint('tokenizer', corpus.fingerprint, options, tags)}"
     if not (folder / "tokenizer.json").is_file():
         with new_folder(folder) as unfinished:
-            train_tokenizer(corpus.texts(), options).save_pretrained(unfinished)
+            add_tags(train_tokenizer(corpus.texts(), smaller), tags).save_pretrained(unfinished)
     return load_tokenizer(folder)
+
+
+def add_tags(tokenizer: PreTrainedTokenizerFast, tags: list[str]) -> PreTrainedTokenizerFast:
+    """Makes each tag one token, found wherever it stands in a text, together with the spaces after it."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False, special=False) for tag in tags])
+    return tokenizer
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:

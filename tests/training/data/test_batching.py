@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.training.data.batching import IGNORED, collate, fill, plan_epoch, share, updates_in
 
