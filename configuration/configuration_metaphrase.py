@@ -6,7 +6,7 @@ epsilon_ls = label_smoothing.
 """
 
 from difflib import get_close_matches
-from typing import Literal
+from typing import ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
@@ -49,6 +49,7 @@ class MetaphraseConfig(PreTrainedConfig):
     """
 
     model_type = "metaphrase"
+    _auto_class: ClassVar[str | None] = "AutoConfig"  # a save brings this file along
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
@@ -105,6 +106,7 @@ class MetaphraseConfig(PreTrainedConfig):
                 "AutoModelForSeq2SeqLM": "modeling_metaphrase.MetaphraseForConditionalGeneration",
             },
         )
+        self._check_names(kwargs)
         super().__post_init__(**kwargs)
         self._check_sizes()
         self._check_rates()
@@ -115,7 +117,7 @@ class MetaphraseConfig(PreTrainedConfig):
         """The configuration of a row of the paper's Table 3, or of one of the small ones, by name.
 
         Args:
-            name: a key of `presets.PRESETS`: "base", "big", "A-h1", "B-dk16", "C-N2", "D-drop0", "E-learned", "small" …
+            name: a key of `presets.PRESETS`: "base", "big", "A-h1", "B-dk16", "C-N2", "D-drop0.0", "E-learned", "small" …
             overrides: fields to set on top of the preset.
 
         Raises:
@@ -137,6 +139,14 @@ class MetaphraseConfig(PreTrainedConfig):
     def head_dims(self, num_heads: int) -> tuple[int, int]:
         """(d_k, d_v) of one head of an attention with `num_heads` heads (section 3.2.2)."""
         return self.qk_head_dim or self.d_model // num_heads, self.v_head_dim or self.d_model // num_heads
+
+    @classmethod
+    def _check_names(cls, unknown: dict):
+        """The library keeps names it does not know, which is right for those of a later version, not for slips."""
+        for name in unknown:
+            close = get_close_matches(name, cls.field_names(), n=1, cutoff=0.8)
+            if close:
+                raise ValueError(f"A model has no field {name!r}; did you mean {close[0]!r}?")
 
     def _check_sizes(self):
         for name in ("vocab_size", "d_model", "max_position_embeddings", "encoder_layers", "decoder_layers"):
@@ -163,6 +173,13 @@ class MetaphraseConfig(PreTrainedConfig):
             self._check(name, _is_number(value) and value > 0, "a number above 0")
 
     def _check_choices(self):
+        for name in (
+            "normalize_before",
+            "scale_embedding",
+            "share_encoder_decoder_embeddings",
+            "tie_word_embeddings",
+        ):
+            self._check(name, isinstance(getattr(self, name), bool), "True or False")
         choices = ("sinusoidal", "learned")
         self._check("position_embedding_type", self.position_embedding_type in choices, " or ".join(choices))
         if self.decoder_start_token_id is None:
@@ -174,6 +191,9 @@ class MetaphraseConfig(PreTrainedConfig):
             value = getattr(self, name)
             right = value is None or (_is_int(value) and 0 <= value < self.vocab_size)
             self._check(name, right, f"a token id below vocab_size {self.vocab_size}")
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        right = all(end is None or (_is_int(end) and 0 <= end < self.vocab_size) for end in ends)
+        self._check("eos_token_id", right, f"a token id below vocab_size {self.vocab_size}, or a list of them")
 
     def _check(self, name: str, right: bool, wanted: str):
         if not right:

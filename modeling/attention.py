@@ -61,8 +61,10 @@ def eager_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Equation 1 in the signature of the library's attention backends: context comes as [B, T, H, d_v]."""
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
+    if attention_mask is not None and attention_mask.is_floating_point():
         attention_mask = attention_mask == 0  # the library's eager masks are sums: 0 may attend, the lowest may not
+    elif attention_mask is not None:
+        attention_mask = attention_mask.bool()
     context, weights = scaled_dot_product_attention(query, key, value, attention_mask, scaling=scaling, dropout=dropout)
     return context.transpose(1, 2), weights
 
@@ -98,9 +100,12 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Heads attend through the chosen backend, are joined and projected: [B, H, T, D] x 3 -> [B, T, d_model].
 
-        The weights [B, H, T, S] come second; backends that never hold them give None.
+        The weights [B, H, T, S] come second; backends that never hold them give None, so that a pass that asks for them
+        (`output_attentions`) runs eagerly.
         """
         backend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        if kwargs.get("output_attentions"):
+            backend = eager_attention
         dropout = self.dropout if self.training else 0.0
         context, weights = backend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs

@@ -65,14 +65,15 @@ class LearnedPositions(nn.Embedding):
 
     def forward(self, position_ids: torch.Tensor, end: int | torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, d_model]. `end` is the number of positions seen so far, padding counted; a static cache
-        gives it as a tensor, and is itself allocated no longer than the table.
+        gives it as a tensor, which compiled code cannot look into: `generate` ends where the table does.
 
         Raises:
             ValueError: if `end` is past the table's end.
         """
-        if not isinstance(end, torch.Tensor) and end > self.num_embeddings:
+        hidden = isinstance(end, torch.Tensor) and torch.compiler.is_compiling()
+        if not hidden and end > self.num_embeddings:
             raise ValueError(
-                f"The input is {end} tokens long, and this model's learned positions end at "
+                f"The input is {int(end)} tokens long, and this model's learned positions end at "
                 f"max_position_embeddings {self.num_embeddings}; shorten it, or use sinusoidal positions."
             )
         return super().forward(position_ids)

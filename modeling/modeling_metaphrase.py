@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -33,6 +33,8 @@ from .embeddings import LearnedPositions, SinusoidalPositions, count_positions
 from .layers import DecoderLayer, EncoderLayer
 from .loss import IGNORED, cross_entropy_per_token, linear_cross_entropy_per_token
 from .saving import OneSetOfWeights
+
+logger = logging.get_logger(__name__)
 
 LENGTH_MARGIN = 50  # section 6.1: an output may be this much longer than its source
 
@@ -416,20 +418,27 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
     def _prepare_generated_length(
         self, generation_config, has_default_max_length, *, input_ids_length, inputs_tensor, **kwargs
     ):
-        """Section 6.1: unless the caller says otherwise, an output is at most 50 tokens longer than its source, and
-        ends where learned positions do."""
-        if has_default_max_length and generation_config.max_new_tokens is None:
+        """Section 6.1: unless the caller says otherwise, an output is at most 50 tokens longer than its source (the
+        longest of the batch). With learned positions it ends, at the latest, with the token that follows the last."""
+        asked = not has_default_max_length or generation_config.max_new_tokens is not None
+        if not asked:
             generation_config.max_new_tokens = inputs_tensor.shape[1] + LENGTH_MARGIN
-            if self.config.position_embedding_type == "learned":
-                room = self.config.max_position_embeddings - input_ids_length
-                generation_config.max_new_tokens = max(1, min(generation_config.max_new_tokens, room))
-        return super()._prepare_generated_length(
+        generation_config = super()._prepare_generated_length(
             generation_config=generation_config,
             has_default_max_length=has_default_max_length,
             input_ids_length=input_ids_length,
             inputs_tensor=inputs_tensor,
             **kwargs,
         )
+        end = self.config.max_position_embeddings + 1
+        if self.config.position_embedding_type == "learned" and generation_config.max_length > end:
+            if asked:
+                logger.warning(
+                    f"Generation was asked for {generation_config.max_length} tokens, start token included; it stops at "
+                    f"{end}, as learned positions end at max_position_embeddings {end - 1}."
+                )
+            generation_config.max_length = end
+        return generation_config
 
 
 __all__ = ["MetaphraseForConditionalGeneration", "MetaphraseModel", "MetaphrasePreTrainedModel"]
