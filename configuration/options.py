@@ -175,6 +175,8 @@ class RunOptions:
     """Compile the model with `torch.compile`."""
     threads: int | None = None
     """Threads of one process on a CPU. Unset: the machine's cores over the processes."""
+    timeout: int = 1800
+    """Seconds that a process waits for another before it gives up; the longest evaluation must fit in."""
     log_every: int = 10
     """Updates between two records of `train_log.jsonl`."""
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
