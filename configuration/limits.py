@@ -62,7 +62,8 @@ def check_limits(options: RunOptions) -> None:
 
 def nearest(name: str, names: Any) -> str:
     """` (did you mean "x"?)` for the closest of `names`, or nothing where none is close."""
-    close = get_close_matches(str(name), [str(known) for known in names], n=1)
+    known = [str(known) for known in names]
+    close = get_close_matches(str(name), known, n=1) or [full for full in known if name and full.startswith(str(name))]
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 

@@ -58,6 +58,21 @@ def read_recipe(recipe: str | Path, overrides: Mapping[str, Any] | None = None) 
     return options
 
 
+def check_model(options: RunOptions) -> None:
+    """Refuses sizes that no model can have. It imports transformers, so that it comes after every cheaper check.
+
+    Raises:
+        MetaphraseError: the sentence names the field, its value and what would be right.
+    """
+    from .configuration.configuration_metaphrase import MetaphraseConfig
+
+    values = {"vocab_size": options.tokenizer.vocab_size, **options.model}
+    try:
+        MetaphraseConfig.from_preset(values.pop("preset", "base"), **values)
+    except (ValueError, TypeError) as error:
+        raise MetaphraseError(f"model: {error}") from error
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The text of a recipe whose keys are all known."""

@@ -1,0 +1,55 @@
+# Six words: setup, demo, test, lint, bench, test-slow. Each sets up what it needs; nothing else is to be done by hand.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+MINUTES ?= 6
+# The newest interpreter that is here: python3 first, if it will do. Set PYTHON to choose.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
+# More arguments for pip, for instance another index: make setup PIP_ARGS="--extra-index-url …"
+PIP_ARGS ?=
+PYTEST := $(BIN)/python -m pytest
+
+help:
+	@echo "make setup      a virtual environment in $(VENV) with the pinned versions"
+	@echo "make demo       learn to pronounce English from CMUdict in a few minutes, and score it"
+	@echo "make test       all tests but the slow ones"
+	@echo "make test-slow  the slow ones"
+	@echo "make lint       ruff"
+	@echo "make bench      speed beside Seq2SeqTrainer and Marian"
+
+setup: $(VENV)/demo.stamp $(VENV)/test.stamp
+
+# One stamp a group of packages, so that the demo need not wait for those of the tests.
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and there is none; install it, or set PYTHON=/path/to/python"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks its venv module: install the package python3-venv"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/%.stamp: pyproject.toml constraints.txt setup.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[$*]'
+	@touch $@
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python examples/pronounce.py --minutes $(MINUTES)
+
+# Two workers of one thread each: two cores, and no thread waits for another's.
+test: $(VENV)/demo.stamp $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTEST) -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/demo.stamp $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTEST) -m slow $(ARGS)
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/demo.stamp
+	$(BIN)/python benchmarks/training_speed.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

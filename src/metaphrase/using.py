@@ -1,0 +1,221 @@
+"""The commands that use a model: `translate` lines of text, `score` against references."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from .configuration.errors import MetaphraseError
+
+LINES_AT_ONCE = 16384
+"""Lines read before they are sorted by length and translated: memory stays flat however long the input is."""
+
+
+@dataclass
+class TranslateOptions:
+    """Translates lines of text with a model: one line in, one line out, a blank line for a blank line."""
+
+    input: str | None = None
+    """File to read. Unset: the standard input."""
+    output: str | None = None
+    """File to write. Unset: the standard output."""
+    num_beams: int | None = None
+    """Beam width. Unset: what the model's generation_config.json says."""
+    length_penalty: float | None = None
+    """Exponent of the length penalty. Unset: what the model's generation_config.json says."""
+    batch_tokens: int = 4096
+    """Largest size of a batch: sentences x longest source, padding counted."""
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:1`, … Unset: a GPU where there is one."""
+    progress: bool | None = None
+    """Show a progress bar on the standard error. Unset: where that is a terminal."""
+
+
+@dataclass
+class ScoreOptions:
+    """Translates a test set with a model and scores the outputs against references; prints JSON."""
+
+    source: str | None = None
+    """File with the source lines."""
+    reference: list[str] = field(default_factory=list)
+    """File with the reference lines, or several files, comma-separated."""
+    metrics: list[Literal["sacrebleu", "chrf", "word_error_rate", "unit_error_rate"]] = field(
+        default_factory=lambda: ["sacrebleu", "chrf"]
+    )
+    """What is scored."""
+    num_beams: int = 5
+    """Beam width."""
+    length_penalty: float = 1.0
+    """Exponent of the length penalty."""
+    batch_tokens: int = 4096
+    """Largest size of a batch: sentences x longest source, padding counted."""
+    progress: bool | None = None
+    """Show a progress bar on the standard error. Unset: where that is a terminal."""
+
+
+def check_model_name(model: str) -> None:
+    """Refuses a name that is neither a folder with a model nor an id of the Hub, before torch is imported.
+
+    Raises:
+        MetaphraseError: the sentence names the folder and what it lacks.
+    """
+    folder = Path(model).expanduser()
+    if not folder.exists():
+        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+            return
+        raise MetaphraseError(f"there is no model folder {model}")
+    if not folder.is_dir():
+        raise MetaphraseError(f"{model} is a file; give the folder of the model")
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    if not any((folder / name).is_file() for name in weights):
+        missing.append(weights[0])
+    if missing:
+        unfinished = "; its training is not finished: go on with --resume" if (folder / "checkpoints").is_dir() else ""
+        raise MetaphraseError(f"{model} is not a model folder: it has no {', no '.join(missing)}{unfinished}")
+
+
+def translate_command(model_name: str, options: TranslateOptions) -> None:
+    """Translates the input, line by line in its order, to the output.
+
+    Raises:
+        MetaphraseError: a file is not there or not UTF-8 text, or a value is impossible.
+    """
+    _check_positive(batch_tokens=options.batch_tokens, num_beams=options.num_beams)
+    with _reading(options.input) as source, _writing(options.output) as target:
+        from .decoding.translate import translate
+
+        model, tokenizer = _load(model_name, options.device)
+        search = {name: getattr(options, name) for name in ("num_beams", "length_penalty")}
+        search = {name: value or getattr(model.generation_config, name, None) for name, value in search.items()}
+        search = {name: value for name, value in search.items() if value is not None}
+        at_once = LINES_AT_ONCE
+        if source.isatty():
+            print("Type a line and press Enter; Ctrl-D ends.", file=sys.stderr)
+            at_once = 1
+        lines = _decoded(source, options.input or "standard input")
+        while batch := list(islice(lines, at_once)):
+            outputs = translate(
+                model,
+                tokenizer,
+                batch,
+                batch_tokens=options.batch_tokens,
+                progress=at_once > 1 and _wants_bar(options.progress),
+                **search,
+            )
+            target.writelines(f"{_one_line(output)}\n".encode() for output in outputs)
+            target.flush()
+
+
+def score_command(model_name: str, options: ScoreOptions) -> None:
+    """Prints the scores of a model on a test set, with their signatures, as JSON.
+
+    Raises:
+        MetaphraseError: a file is missing, not given or not UTF-8 text, or the numbers of lines differ.
+    """
+    if options.source is None:
+        raise MetaphraseError("which source lines? Give --source FILE")
+    if not options.reference:
+        raise MetaphraseError("which references? Give --reference FILE, or several files, comma-separated")
+    _check_positive(batch_tokens=options.batch_tokens, num_beams=options.num_beams)
+    sources = _read_file(options.source)
+    columns = [_read_file(name) for name in options.reference]
+    for name, lines in zip(options.reference, columns, strict=True):
+        if len(lines) != len(sources):
+            raise MetaphraseError(
+                f"{options.source} has {len(sources)} lines but {name} has {len(lines)}; line n of one must translate "
+                "line n of the other"
+            )
+    if not sources:
+        raise MetaphraseError(f"{options.source} is empty: there is nothing to score")
+
+    from .training.evaluate import score
+
+    scores = score(
+        model_name,
+        sources,
+        [list(line) for line in zip(*columns, strict=True)],
+        metrics=options.metrics,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        batch_tokens=options.batch_tokens,
+        progress=_wants_bar(options.progress),
+    )
+    print(json.dumps(scores, ensure_ascii=False, indent=2))
+
+
+def _load(model_name: str, device: str | None) -> tuple:
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise MetaphraseError(f'device is "{device}"; it must be cpu, cuda, cuda:1 or the like') from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise MetaphraseError(f"device is {device}, but torch sees no GPU here")
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_name).to(place).eval()
+    return model, AutoTokenizer.from_pretrained(model_name)
+
+
+@contextmanager
+def _reading(name: str | None) -> Iterator[BinaryIO]:
+    if name is None:
+        yield sys.stdin.buffer
+        return
+    with Path(name).expanduser().open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _writing(name: str | None) -> Iterator[BinaryIO]:
+    """The output. A file appears whole, under its name, when all is written."""
+    if name is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        return
+    path = Path(name).expanduser()
+    partial = path.with_name(f"{path.name}.part")
+    with partial.open("wb") as file:
+        yield file
+    os.replace(partial, path)
+
+
+def _decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines as text, by the rule of the corpus reader: a line ends at the byte 0x0A and nowhere else."""
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise MetaphraseError(f"{name}, line {number}: not UTF-8 text (byte {error.start + 1})") from None
+
+
+def _read_file(name: str) -> list[str]:
+    with _reading(name) as file:
+        return list(_decoded(file, name))
+
+
+def _one_line(text: str) -> str:
+    """One line in, one line out: a line feed that a model writes would shift every line after it."""
+    return text.replace("\n", " ")
+
+
+def _wants_bar(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise MetaphraseError(f"{name} is {value}; it must be 1 or more")
