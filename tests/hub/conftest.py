@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,43 +101,53 @@ def client_environment(url: str, home: Path, token: str | None, offline: bool) -
     return environment
 
 
-@pytest.fixture
-def run_client(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
-    """`run_client(function, token=, offline=, blocked=, home=, **arguments)` -> `Answer`.
+def run_in_child(
+    hub: Hub,
+    folder: Path,
+    function: Callable[..., Any],
+    /,
+    *,
+    token: str | None = "hf_alice",
+    offline: bool = False,
+    blocked: tuple[str, ...] = (),
+    home: Path | None = None,
+    **arguments: Any,
+) -> Answer:
+    """Call `function(**arguments)` in a new process that works in `folder` and knows only this Hub.
 
     Raises AssertionError with the process's output when the function raises, TimeoutExpired when it hangs.
     """
+    answer = folder / "answer.json"
+    answer.unlink(missing_ok=True)
+    file = sys.modules[function.__module__].__file__
+    task = {"file": file, "function": function.__name__, "arguments": arguments, "blocked": blocked}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "child.py")],
+        input=json.dumps({**task, "answer": str(answer)}, default=str),
+        env=client_environment(hub.url, home or folder / "hf_home", token, offline),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_SECONDS,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, f"{function.__name__} failed in its process:\n{output[-6000:]}"
+    return Answer(json.loads(answer.read_text(encoding="utf-8")), output)
 
-    def run(
-        function: Callable[..., Any],
-        *,
-        token: str | None = "hf_alice",
-        offline: bool = False,
-        blocked: tuple[str, ...] = (),
-        home: Path | None = None,
-        **arguments: Any,
-    ) -> Answer:
-        answer = tmp_path / "answer.json"
-        answer.unlink(missing_ok=True)
-        file = sys.modules[function.__module__].__file__
-        task = {"file": file, "function": function.__name__, "arguments": arguments, "blocked": blocked}
-        done = subprocess.run(
-            [sys.executable, str(HERE / "child.py")],
-            input=json.dumps({**task, "answer": str(answer)}, default=str),
-            env=client_environment(hub.url, home or tmp_path / "hf_home", token, offline),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_SECONDS,
-        )
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, f"{function.__name__} failed in its process:\n{output[-6000:]}"
-        return Answer(json.loads(answer.read_text(encoding="utf-8")), output)
 
-    return run
+@pytest.fixture
+def run_client(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
+    """`run_client(function, token=, offline=, blocked=, home=, **arguments)` -> `Answer`."""
+    return partial(run_in_child, hub, tmp_path)
 
 
 @pytest.fixture
 def client(run_client: Callable[..., Answer]) -> Callable[..., Any]:
     """`run_client`, for tests that want the value alone."""
     return lambda function, **options: run_client(function, **options).value
+
+
+@pytest.fixture(scope="session")
+def prepare(hub_server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Answer]:
+    """`run_client` for fixtures that many tests share; it works in a folder of the session."""
+    return partial(run_in_child, hub_server, tmp_path_factory.mktemp("prepared"))
