@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from . import __version__
 from .configuration.errors import MetaphraseError
 from .configuration.limits import nearest
+from .configuration.recipe_files import recipe_name, recipe_names
 from .mistakes import sentence_for
 
 HELP = """\
@@ -63,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        from .recipes import recipe_names
-
         print(HELP.format(recipes=", ".join(recipe_names())), end="")
         return 0
     if argv[0] in ("-V", "--version"):
@@ -81,7 +80,7 @@ def _train(argv: list[str]) -> int:
     from .configuration.limits import check_limits
     from .configuration.options import RunOptions
     from .options_parser import options_parser, parse_command_line, parse_yaml, to_options
-    from .recipes import check_model, find_recipe, recipe_name, recipe_names
+    from .recipes import check_model, find_recipe
 
     parser = options_parser(
         RunOptions,

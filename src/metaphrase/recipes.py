@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,8 @@ import yaml
 from .configuration.errors import MetaphraseError
 from .configuration.limits import check_limits, nearest
 from .configuration.options import RunOptions
+from .configuration.recipe_files import locate_recipe
 from .options_parser import known_options, options_parser, parse_yaml, to_options, validated
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    folder = files("metaphrase.configuration") / "recipes"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def recipe_name(recipe: str | Path) -> str:
-    """What a run of this recipe is called: the recipe's name, or its file's without `.yaml`."""
-    return Path(recipe).stem if _is_path(recipe) else str(recipe)
 
 
 def read_recipe(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> RunOptions:
@@ -92,7 +81,7 @@ def find_recipe(recipe: str | Path) -> Recipe:
         MetaphraseError: if it is not there or cannot be read, is not YAML, or has a key that is unknown or is there
             twice; the sentence names file and line.
     """
-    path = _locate(recipe)
+    path = locate_recipe(recipe)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -107,24 +96,6 @@ def find_recipe(recipe: str | Path) -> Recipe:
     if node is not None:
         _check_keys(node, str(path), "", known_options(RunOptions), lines)
     return Recipe(text, str(path), lines)
-
-
-def _locate(recipe: str | Path) -> Path:
-    folder = files("metaphrase.configuration") / "recipes"
-    path = Path(recipe).expanduser() if _is_path(recipe) else Path(str(folder / f"{recipe}.yaml"))
-    if path.is_file():
-        return path
-    if _is_path(recipe):
-        raise MetaphraseError(f"there is no recipe file {recipe}")
-    names = recipe_names()
-    raise MetaphraseError(
-        f'there is no recipe "{recipe}"{nearest(str(recipe), names)}; there are {", ".join(names)}, or give the path '
-        "of a YAML file"
-    )
-
-
-def _is_path(recipe: str | Path) -> bool:
-    return isinstance(recipe, Path) or recipe.endswith((".yaml", ".yml")) or "/" in recipe
 
 
 def _check_keys(node: yaml.Node, path: str, group: str, known: Mapping[str, Any], lines: dict[str, int]) -> None:

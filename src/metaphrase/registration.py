@@ -18,6 +18,7 @@ AUTO_CONFIG = "transformers.models.auto.configuration_auto"
 AUTO_MODELS = "transformers.models.auto.modeling_auto"
 OUR_CONFIG = "metaphrase.configuration.configuration_metaphrase"
 OUR_MODELS = "metaphrase.modeling.modeling_metaphrase"
+_warned: set[str] = set()
 
 
 def register() -> None:
@@ -73,6 +74,9 @@ def _is_free(mapping: object, key: object, ours: type, auto_class: str) -> bool:
     if isinstance(theirs, type) and _name(theirs) == _name(ours):
         return True  # our own class from an earlier import of the package: the newest is the one in use
     their_name = _name(theirs) if isinstance(theirs, type) else str(theirs)
+    if auto_class in _warned:
+        return False
+    _warned.add(auto_class)
     warnings.warn(
         f'model_type "{MODEL_TYPE}" is already taken in {auto_class} by {their_name}, which stays; load models of '
         f"this package with {_name(ours)} itself",
