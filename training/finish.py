@@ -1,0 +1,204 @@
+"""The end of a run: which weights win, the one scoring of the test split, and the result folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from transformers.utils import logging
+
+from metaphrase.configuration.options import RunOptions
+from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
+from metaphrase.training import checkpoint, evaluate, states
+from metaphrase.training.card import write_card
+from metaphrase.training.curves import draw_curves
+from metaphrase.training.data.corpus import Corpus
+from metaphrase.training.judge import Judge
+from metaphrase.training.log import NAME as LOG
+from metaphrase.training.loop import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHECKPOINTS, RESULTS = "checkpoints", "results.json"
+
+
+@dataclass
+class Run:
+    """All that the end of a run looks back on."""
+
+    folder: Path
+    recipe_name: str
+    command: str | None
+    options: RunOptions
+    corpus: Corpus
+    train_pairs: int
+    dropped: dict[str, int]
+    tokenizer: PreTrainedTokenizerFast
+    accelerator: Accelerator
+    judge: Judge
+
+
+def finish(run: Run, model: MetaphraseForConditionalGeneration, progress: Progress, epochs: float) -> None:
+    """Choose the final weights, score the test split once, and write the result folder.
+
+    Every process takes part in scoring; the main one writes.
+
+    Args:
+        model: the trained model; its configuration is taken, its weights come from the checkpoints.
+        epochs: passes over the training pairs that were made.
+    """
+    folder, accelerator = run.folder, run.accelerator
+    final = MetaphraseForConditionalGeneration(model.config).to(accelerator.device)
+    final.generation_config = model.generation_config
+    name, validation = choose(final, run, progress)
+    if accelerator.is_main_process:
+        logging.disable_progress_bar()
+        final.save_pretrained(folder)
+        logging.enable_progress_bar()
+        run.tokenizer.save_pretrained(folder)
+    test, lines = score_test(final, run)
+    if accelerator.is_main_process:
+        draw_curves(folder / LOG, folder / "curves.png", run.judge.metric)
+        results = {
+            "name": folder.resolve().name,
+            "recipe": run.recipe_name,
+            "command": run.command,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **describe(run, final, progress, epochs),
+            "validation": validation,
+            "test": test,
+            "versions": versions(),
+            "hardware": hardware(accelerator),
+            "licence": run.options.licence,
+            "limits": limits(run.options),
+        }
+        results["data"]["test_pairs"] = lines
+        results["training"]["final"] = name
+        checkpoint.write_file(folder / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        write_card(folder, results)
+    accelerator.wait_for_everyone()
+
+
+def describe(run: Run, final: MetaphraseForConditionalGeneration, progress: Progress, epochs: float) -> dict[str, Any]:
+    """The parts of results.json that say what was learned from, by what, and how."""
+    options, accelerator = run.options, run.accelerator
+    preset = options.model.get("preset", "base")
+    best = run.judge.best(progress)
+    return {
+        "data": {
+            "path": options.data.path,
+            "source": options.data.source,
+            "target": options.data.target,
+            "train_pairs": run.train_pairs,
+            "dropped": run.dropped,
+            "validation_pairs": len(run.corpus.validation) if run.corpus.validation is not None else 0,
+        },
+        "tokenizer": {
+            "kind": options.tokenizer.kind,
+            "vocab_size": len(run.tokenizer),
+            "path": options.tokenizer.path,
+        },
+        "model": {"parameters": final.num_parameters(), **options.model, "preset": preset},
+        "training": {
+            "updates": progress.updates,
+            "skipped_updates": progress.skipped,
+            "epochs": round(epochs, 2),
+            "minutes": round(progress.seconds / 60, 2),
+            "tokens_per_second": round(progress.target_tokens / max(1e-9, progress.training_seconds), 1),
+            "tokens": options.batches.tokens,
+            "accumulation": options.batches.accumulation,
+            "processes": accelerator.num_processes,
+            "mixed_precision": accelerator.mixed_precision,
+            "seed": options.seed,
+            "best_update": best["update"] if best else progress.updates,
+        },
+    }
+
+
+def choose(
+    final: MetaphraseForConditionalGeneration, run: Run, progress: Progress
+) -> tuple[str, dict[str, Any] | None]:
+    """Load the better of the best checkpoint and the average of the best ones into `final`; say which one won."""
+    root, options, judge = run.folder / CHECKPOINTS, run.options, run.judge
+    here = dict(checkpoint.list_checkpoints(root))
+    best = [update for update in judge.best_updates(progress, options.checkpoints.keep_best) if update in here]
+    if not best:  # nothing was ever scored
+        best = [max(here)]
+    averaged = f"average of {len(best)}"
+    candidates: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        f"checkpoint-{best[0]}": lambda: states.load_tensors(here[best[0]] / "model.safetensors")
+    }
+    if len(best) > 1:
+        candidates[averaged] = lambda: evaluate.average([here[update] / "model.safetensors" for update in best])
+    results: dict[str, dict[str, Any]] = {}
+    for name, load in candidates.items():
+        states.load_model_tensors(final, load(), root)
+        results[name] = judge.score(final)
+    winner = min(results, key=lambda name: (judge.rank(results[name]), name == averaged))
+    if len(results) > 1:
+        shown = ", ".join(f"{name} {result['score']:.2f}" for name, result in results.items())
+        judge.log.say(f"Validation {judge.metric}: {shown}. The final model is {winner}.")
+    states.load_model_tensors(final, candidates[winner](), root)
+    validation = {k: v for k, v in results[winner].items() if k not in ("samples", "score")}
+    return winner, validation or None
+
+
+def score_test(final: MetaphraseForConditionalGeneration, run: Run) -> tuple[dict[str, Any] | None, int]:
+    """Read the test split, for the first time, and score it once with beam search."""
+    options, accelerator, log = run.options, run.accelerator, run.judge.log
+    if not options.evaluation.metrics:
+        return None, 0
+    texts = run.corpus.read_test()
+    if texts is None:
+        return None, 0
+    scores, _ = evaluate.score_set(
+        final.eval(),
+        run.tokenizer,
+        texts,
+        options.evaluation.metrics,
+        accelerator,
+        num_beams=options.evaluation.num_beams,
+        length_penalty=options.evaluation.length_penalty,
+        batch_tokens=options.batches.tokens,
+        progress=accelerator.is_local_main_process,
+    )
+    for name, result in scores.items():
+        log.say(f"Test ({len(texts):,} lines, beam {options.evaluation.num_beams}): {name} {result['score']:.2f}")
+        log.say(f"  {result['signature']}")
+    return {**scores, "num_beams": options.evaluation.num_beams}, len(texts)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    names = ("metaphrase", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def hardware(accelerator: Accelerator) -> str:
+    """What the run was computed on, in a few words."""
+    if accelerator.device.type == "cuda":
+        return f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{accelerator.num_processes} x {torch.get_num_threads()} CPU threads ({name})"
+
+
+def limits(options: RunOptions) -> str:
+    """What the model cannot do, as far as the run knows."""
+    return (
+        f"It has learned from pairs of at most {options.data.max_length} tokens a side; longer texts are outside what "
+        "it has seen. It knows nothing that its training text does not hold."
+    )

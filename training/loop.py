@@ -1,0 +1,269 @@
+"""The training loop, top to bottom: batches, loss, gradient, guard, step, log, evaluation, checkpoint.
+
+One update learns from `processes x accumulation` micro-batches. Its loss is a sum over target tokens, divided by the
+number of target tokens of the WHOLE update. So the tokens are counted first, over all micro-batches and processes, and
+each micro-batch's sum is divided by that count: the gradient does not depend on how the update was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.options import RunOptions
+from metaphrase.training.log import TrainLog
+from metaphrase.training.schedule import learning_rate, set_learning_rate
+from metaphrase.training.stream import Stream, Update
+
+
+@dataclass
+class Progress:
+    """What changes while a run goes on and a checkpoint must hold, besides weights, moments and random states."""
+
+    updates: int = 0
+    skipped: int = 0
+    """Updates whose gradient was not finite; they changed nothing."""
+    skipped_in_a_row: int = 0
+    seconds: float = 0.0
+    """Seconds spent up to here, in every command that worked on this run."""
+    training_seconds: float = 0.0
+    """Seconds spent on updates alone."""
+    target_tokens: int = 0
+    evaluated: int = 0
+    """Update of the last evaluation."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Of each evaluation: `update`, `score` (of the metric that chooses), `loss`."""
+    without_gain: int = 0
+    """Evaluations since the best one."""
+    window: dict[str, float] = field(default_factory=dict)
+    """Sums since the last record of the log."""
+
+
+@dataclass
+class Task:
+    """What the loop works with."""
+
+    accelerator: Accelerator
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    stream: Stream
+    options: RunOptions
+    peak: float
+    """Highest learning rate."""
+    log: TrainLog
+    evaluate: Callable[[Progress], None]
+    """Scores the model and enters the result into the progress."""
+    save: Callable[[Progress], None]
+    """Writes a checkpoint."""
+
+
+def learn(task: Task, progress: Progress, *, started: float) -> str:
+    """Train until a budget is spent, the score no longer improves, or a signal comes. Returns why it ended.
+
+    Args:
+        task: model, data and what to call.
+        progress: changed in place.
+        started: `time.monotonic()` of the command's start, less the seconds of earlier commands.
+
+    Raises:
+        MetaphraseError: too many updates in a row had no finite gradient, or a process failed.
+    """
+    accelerator, model, optimizer, options = task.accelerator, task.model, task.optimizer, task.options
+    rule, evaluation, saving = options.optimizer, options.evaluation, options.checkpoints
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    budget = Budget(options, task.stream, started)
+    updates = iter(task.stream)
+
+    def after(made: bool, signalled: bool, time_up: bool) -> str:
+        """Score and save what is due after an update, or on coming back to one; why to stop, or nothing."""
+        reason = budget.spent(progress) or ("signal" if signalled else "time" if time_up else "")
+        due = is_due(progress.updates, evaluation.every, task.stream) or (reason and reason != "signal")
+        due = due and reason != "signal" and progress.evaluated < progress.updates
+        if due:
+            before = time.monotonic()
+            task.evaluate(progress)
+            model.train()
+            budget.evaluation_took(time.monotonic() - before)
+            progress.seconds = time.monotonic() - started
+            if not reason and evaluation.patience is not None and progress.without_gain >= evaluation.patience:
+                reason = "patience"
+        if due or (made and (reason or (saving.every and progress.updates % saving.every == 0))):
+            task.save(progress)
+        return reason
+
+    model.train()
+    with Interruption() as interruption:
+        _, _, time_up = share_counts(accelerator, 0, False, budget.time_is_up(progress)).tolist()
+        reason = after(False, False, bool(time_up))
+        while not reason:
+            clock = time.monotonic()
+            update = next(updates)
+            rate = learning_rate(progress.updates + 1, peak=task.peak, warmup=rule.warmup)
+            set_learning_rate(optimizer, rate)
+            counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up(progress))
+            loss = add_gradients(accelerator, model, update, counts[0])
+            norm = accelerator.clip_grad_norm_(parameters, rule.max_grad_norm or math.inf)
+            loss, norm, tokens, signalled, time_up = torch.stack([loss, full(norm), *counts]).tolist()
+            if math.isfinite(norm) or accelerator.scaler is not None:
+                optimizer.step()
+            optimizer.zero_grad()
+            made = math.isfinite(norm) and not getattr(optimizer, "step_was_skipped", False)
+            if made:
+                progress.updates, progress.skipped_in_a_row = progress.updates + 1, 0
+            else:
+                skip(progress, rule.max_skipped)
+            progress.target_tokens += int(tokens)
+            progress.training_seconds += time.monotonic() - clock
+            progress.seconds = time.monotonic() - started
+            task.log.update(progress, task.stream, loss=loss, norm=norm, tokens=tokens, rate=rate, made=made)
+            reason = after(made, bool(signalled), bool(time_up))
+    return reason
+
+
+def share_counts(accelerator: Accelerator, tokens: int, signalled: bool, time_up: bool) -> torch.Tensor:
+    """Sums over all processes, [3] float64 on the device: target tokens, signals to stop, clocks that ran out."""
+    counts = torch.tensor([tokens, signalled, time_up], dtype=torch.float64, device=accelerator.device)
+    if accelerator.num_processes > 1:
+        torch.distributed.all_reduce(counts)
+    return counts
+
+
+def add_gradients(accelerator: Accelerator, model: nn.Module, update: Update, tokens: torch.Tensor) -> torch.Tensor:
+    """Add the gradient of this process's share of an update; returns its share of the loss a token.
+
+    DDP and FSDP take the mean over processes where a sum is due, hence the factor. Gradients travel once, with the
+    last micro-batch.
+    """
+    processes = accelerator.num_processes
+    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    for number, batch in enumerate(update.batches):
+        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        last = number + 1 == len(update.batches)
+        with contextlib.nullcontext() if last else accelerator.no_sync(model), naming(accelerator, update, number):
+            loss = model(**batch, num_items_in_batch=tokens).loss
+            accelerator.backward(loss * processes if processes > 1 else loss)
+        total += loss.detach()
+    return total
+
+
+@contextlib.contextmanager
+def naming(accelerator: Accelerator, update: Update, number: int) -> Iterator[None]:
+    """An error that a batch causes names the process and the batch."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        shape = list(update.batches[number]["labels"].shape)
+        pairs = update.indices[number]
+        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        advice = ""
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in what:
+            advice = " Lower batches.tokens and raise batches.accumulation to match."
+        raise MetaphraseError(
+            f"Process {accelerator.process_index} of {accelerator.num_processes} failed on a batch of "
+            f"{shape[0]} pairs x {shape[1]} tokens (pairs {pairs[0]}, {pairs[1] if len(pairs) > 1 else '-'}, …): "
+            f"{what}.{advice}"
+        ) from error
+
+
+def full(norm: torch.Tensor) -> torch.Tensor:
+    """A gradient norm as a plain float64 scalar."""
+    return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).double()
+
+
+def skip(progress: Progress, most: int) -> None:
+    """Count an update that changed nothing.
+
+    Raises:
+        MetaphraseError: too many in a row.
+    """
+    progress.skipped, progress.skipped_in_a_row = progress.skipped + 1, progress.skipped_in_a_row + 1
+    if progress.skipped_in_a_row >= most:
+        raise MetaphraseError(
+            f"{progress.skipped_in_a_row} updates in a row after update {progress.updates} had no finite gradient; "
+            "lower optimizer.learning_rate or lengthen optimizer.warmup, and go on from a checkpoint before."
+        )
+
+
+def is_due(update: int, every: int | None, stream: Stream) -> bool:
+    """Whether an evaluation follows this update: each `every` updates, or at the end of each pass."""
+    if every is not None:
+        return update % every == 0
+    return stream.position.pairs == stream.plan.pairs
+
+
+class Budget:
+    """Updates, passes and minutes that a run may take; whichever is spent first ends it."""
+
+    def __init__(self, options: RunOptions, stream: Stream, started: float) -> None:
+        self.options, self.stream, self.started = options, stream, started
+        self.longest_evaluation = 0.0
+
+    def evaluation_took(self, seconds: float) -> None:
+        """Time is kept for the last evaluation, and for that of the averaged model."""
+        self.longest_evaluation = max(self.longest_evaluation, seconds)
+
+    def time_is_up(self, progress: Progress) -> bool:
+        """Whether the time left is only enough for the last two evaluations."""
+        if self.options.minutes is None:
+            return False
+        elapsed = time.monotonic() - self.started
+        return elapsed + 2 * self.longest_evaluation >= 60 * self.options.minutes
+
+    def spent(self, progress: Progress) -> str:
+        """Which of updates and passes is spent, or nothing."""
+        if self.options.max_updates is not None and progress.updates >= self.options.max_updates:
+            return "updates"
+        if self.options.epochs is not None and self.stream.epochs >= self.options.epochs:
+            return "epochs"
+        return ""
+
+    def left(self, progress: Progress) -> float:
+        """Part of the run still to come, from 1 to 0."""
+        done = [0.0]
+        if self.options.max_updates:
+            done.append(progress.updates / self.options.max_updates)
+        if self.options.epochs:
+            done.append(self.stream.epochs / self.options.epochs)
+        if self.options.minutes:
+            done.append(progress.seconds / (60 * self.options.minutes))
+        return max(0.0, 1 - max(done))
+
+
+class Interruption:
+    """Takes SIGINT and SIGTERM as a wish to stop after the current update; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+        self._at = 0.0
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.signal).name if self.signal else ""
+
+    def __enter__(self) -> Interruption:
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _: object) -> None:
+        if number == signal.SIGINT and self.signal is not None and time.monotonic() - self._at > 1:
+            raise KeyboardInterrupt
+        self.signal, self._at = number, time.monotonic()
+        print("\nStopping after this update and saving; press Ctrl-C again to leave at once.", file=sys.stderr)
