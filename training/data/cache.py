@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,14 @@ def fingerprint(*parts: object) -> str:
     for part in parts:
         digest.update(b"\0" + str(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:20]
+
+
+class Scratch:
+    """A folder that lives as long as this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="metaphrase-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -39,13 +39,12 @@ def pronunciations(file: Path | None = None) -> dict[str, list[str]]:
     """Every word with its distinct pronunciations, phonemes separated by spaces, in dictionary order."""
     words: dict[str, list[str]] = {}
     text = (file or dictionary_file()).read_text(encoding="utf-8")
+    text = re.sub(r"(?<=[A-Z])[012](?= |$)|(?<=\S)\(\d+\)(?= )| *#.*", "", text, flags=re.MULTILINE)
     for line in text.split("\n"):
-        entry = line.split("#")[0].split()
-        if len(entry) < 2:
+        word, _, phonemes = line.partition(" ")
+        if not phonemes:
             continue
-        word = re.sub(r"\(\d+\)$", "", entry[0]).lower()
-        phonemes = " ".join(phoneme.rstrip("012") for phoneme in entry[1:])
-        variants = words.setdefault(word, [])
+        variants = words.setdefault(word.lower(), [])
         if phonemes not in variants:
             variants.append(phonemes)
     return words

@@ -8,7 +8,6 @@ Validation and test lines are never left out: every line is scored, and one that
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import CorpusOptions, DataOptions
-from metaphrase.training.data.cache import fingerprint, new_folder
+from metaphrase.training.data.cache import Scratch, fingerprint, new_folder
 from metaphrase.training.data.locate import find_source
 from metaphrase.training.data.report import CorpusReport, DropList
 from metaphrase.training.data.sources import PairSource
@@ -69,7 +68,7 @@ class Corpus:
     """None only where `validation_size` is 0 and there is no validation split."""
     report: CorpusReport
     data: DataOptions
-    _folder: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
+    _folder: Scratch | None = field(default=None, repr=False)
 
     @property
     def train(self) -> Dataset:
@@ -113,8 +112,8 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
         MetaphraseError: a file, split or column is missing, two files differ in their number of lines, or no pair is
             left.
     """
-    temporary = tempfile.TemporaryDirectory(prefix="metaphrase-") if cache_dir is None else None
-    root = Path(temporary.name) if temporary else Path(cache_dir)
+    scratch = Scratch() if cache_dir is None else None
+    root = scratch.path if scratch else Path(cache_dir)
     validation = read_evaluation(data, "validation")
     parts, reports = [], []
     for options in (data, *(_further(data, more) for more in data.more)):
@@ -123,7 +122,7 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
         reports.append(report)
     if validation is None and data.validation_size:
         validation = _hold_out(parts[0], reports[0], data.validation_size, seed)
-    return Corpus(parts, validation, CorpusReport.merged(reports), data, temporary)
+    return Corpus(parts, validation, CorpusReport.merged(reports), data, scratch)
 
 
 def _further(data: DataOptions, more: CorpusOptions) -> DataOptions:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,8 +17,9 @@ import numpy as np
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import DataOptions
-from metaphrase.training.data.cache import fingerprint, new_folder
+from metaphrase.training.data.cache import Scratch, fingerprint, new_folder
 from metaphrase.training.data.corpus import ROWS, Corpus, Part, tagged
+from metaphrase.training.data.mixture import draw_epoch, times_an_epoch
 from metaphrase.training.data.report import CorpusReport, DropList
 
 if TYPE_CHECKING:
@@ -39,10 +39,19 @@ class EncodedCorpus:
     order; `rows` [pairs] which row of its part a pair was. `report` counts the pairs left out as too long.
     """
 
-    def __init__(self, folders: Sequence[Path], keep: tempfile.TemporaryDirectory | None = None) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        weights: Sequence[float] | None = None,
+        temperature: float | None = None,
+        keep: Scratch | None = None,
+    ) -> None:
         reports = [CorpusReport.load(folder / "report.json") for folder in folders]
         self.report = CorpusReport.merged(reports)
         self.sizes = [report.kept for report in reports]
+        self.times = times_an_epoch(self.sizes, weights or [1.0] * len(folders), temperature)
+        """How many times an epoch brings each pair of each part."""
         self._keep = keep
         self._maps = [_map(folder / "ids.arrow") for folder in folders]
         batches = [batch for whole in self._maps for batch in _batches(whole)]
@@ -60,6 +69,10 @@ class EncodedCorpus:
     def __getitem__(self, indices: Sequence[int] | np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         self._hand_back(len(indices))
         return [self._pair(int(index)) for index in indices]
+
+    def draw(self, *, seed: int, epoch: int) -> np.ndarray | None:
+        """The pairs of an epoch, for `plan_epoch`; None where it is each pair once."""
+        return draw_epoch(self.sizes, self.times, seed=seed, epoch=epoch)
 
     def _pair(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
@@ -101,8 +114,8 @@ def encode_corpus(
     Raises:
         MetaphraseError: every pair is too long.
     """
-    temporary = tempfile.TemporaryDirectory(prefix="metaphrase-") if cache_dir is None else None
-    root = Path(temporary.name) if temporary else Path(cache_dir)
+    scratch = Scratch() if cache_dir is None else None
+    root = scratch.path if scratch else Path(cache_dir)
     identity = tokenizer_identity(tokenizer)
     folders = []
     for part in corpus.parts:
@@ -114,7 +127,8 @@ def encode_corpus(
     encoded = [CorpusReport.load(folder / "report.json") for folder in folders]
     if sum(report.kept for report in encoded) == 0:
         raise MetaphraseError(f"every training pair is longer than data.max_length {options.max_length} tokens")
-    return EncodedCorpus(folders, temporary)
+    weights = [part.weight for part in corpus.parts]
+    return EncodedCorpus(folders, weights=weights, temperature=options.temperature, keep=scratch)
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:

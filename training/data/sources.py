@@ -190,7 +190,7 @@ class Columns:
             if isinstance(feature, (dict, Translation)):
                 keys[column] = dict.fromkeys(inner)
         _check_columns(keys, (self.source, self.target), where)
-        raise MetaphraseError(f"{where} has {self.source} and {self.target} in two different columns")
+        raise AssertionError("the check above raises")
 
 
 @dataclass
@@ -223,11 +223,13 @@ def _inner(row: dict[str, Any], source: str, target: str) -> dict[str, Any]:
 
 def _check_columns(row: dict[str, Any], wanted: tuple[str, str], where: str) -> None:
     """Raises where a wanted column is neither in the row nor in one of its nested objects."""
-    inner = _inner(row, *wanted)
     names = [*row, *(key for value in row.values() if isinstance(value, dict) for key in value)]
     for name in wanted:
-        if name not in inner:
+        if name not in names:
             raise MetaphraseError(f"{where} has no column {name}, only {', '.join(names)}{nearest(name, names)}")
+    inner = _inner(row, *wanted)
+    if not all(name in inner for name in wanted):
+        raise MetaphraseError(f"{where} does not have {wanted[0]} and {wanted[1]} side by side")
 
 
 def _row_record(number: int, row: dict[str, Any], source: str, target: str, name: str) -> Record:

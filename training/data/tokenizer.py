@@ -18,7 +18,9 @@ follows before pieces are looked up, so no piece can be spelled like a special t
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -165,22 +167,46 @@ def _train_bpe(texts: Texts, options: TokenizerOptions) -> Tokenizer:
 
 
 def _train_unigram(texts: Texts, options: TokenizerOptions) -> Tokenizer:
-    from tokenizers import Tokenizer, models, trainers
+    """Learns pieces with sentencepiece, whose trainer gives the same each time; that of `tokenizers` does not."""
+    from tokenizers import Tokenizer, models
 
-    learner = Tokenizer(models.Unigram())
-    _dress_pieces(learner)
-    size = options.vocab_size - len(SPECIAL) - len(BYTES) + 1
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=[UNKNOWN], unk_token=UNKNOWN, show_progress=False)
-    learner.train_from_iterator(_not_empty(texts), trainer)
-    learned = [(piece, score) for piece, score in json.loads(learner.to_str())["model"]["vocab"] if piece != UNKNOWN]
-    if not learned:
-        raise MetaphraseError("there is no text to train a tokenizer on")
+    learned = _learn_pieces(texts, options.vocab_size - len(SPECIAL) - len(BYTES))
     lowest = min(score for _, score in learned)
     rare = [(token, lowest) for token in chain(SPECIAL, BYTES)]  # never found in text: see the head of this file
     model = models.Unigram(rare + learned, unk_id=SPECIAL.index(UNKNOWN), byte_fallback=True)
     tokenizer = Tokenizer(model)
     _dress_pieces(tokenizer)
     return tokenizer
+
+
+def _learn_pieces(texts: Texts, size: int) -> list[tuple[str, float]]:
+    """Pieces with their log-probabilities, learned from the counted words of the texts."""
+    from tokenizers import Tokenizer, models
+
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MetaphraseError(
+            "a tokenizer of kind unigram is trained with sentencepiece: pip install metaphrase[unigram]"
+        ) from None
+    way = Tokenizer(models.Unigram())
+    _dress_pieces(way)
+    counts: Counter[str] = Counter()
+    for text in _flat(_not_empty(texts)):
+        counts.update(word for word, _ in way.pre_tokenizer.pre_tokenize_str(way.normalizer.normalize_str(text)))
+    words = sorted(word for word in counts if not any(mark in word for mark in "\t\n\r\0"))
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as folder:
+        table, model = Path(folder) / "words.tsv", io.BytesIO()
+        table.write_bytes("".join(f"{word}\t{counts[word]}\n" for word in words).encode())
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(table), input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
+            hard_vocab_limit=False, character_coverage=0.9999, normalization_rule_name="identity",
+            add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
+            split_by_number=False, max_sentence_length=1 << 20, bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0,
+            num_threads=1, minloglevel=2,
+        )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
 
 
 def _train_characters(texts: Texts, options: TokenizerOptions) -> Tokenizer:
