@@ -434,8 +434,8 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
         if self.config.position_embedding_type == "learned" and generation_config.max_length > end:
             if asked:
                 logger.warning(
-                    f"Generation was asked for {generation_config.max_length} tokens, start token included; it stops at "
-                    f"{end}, as learned positions end at max_position_embeddings {end - 1}."
+                    f"Generation was asked for {generation_config.max_length} tokens, start token included; it stops "
+                    f"at {end}, as learned positions end at max_position_embeddings {end - 1}."
                 )
             generation_config.max_length = end
         return generation_config
