@@ -236,19 +236,17 @@ def _upload_card(api: HfApi, repo_id: str, release: Release, revision: str | Non
 
 def _sentence(error: BaseException, api: HfApi, repo_id: str) -> str:
     """One sentence for what the Hub, or the way to it, refused. It quotes no request, so that no token can be in it."""
-    if isinstance(error, MetaphraseError):
-        return str(error)
-    refusal = _hub_answer(error)
-    if refusal is not None:
-        return _status_sentence(refusal, repo_id)
+    if isinstance(error, HFValidationError):
+        return f"{repo_id!r} is no name of a repo; it must be like owner/name"
+    if isinstance(error, ValueError) and not isinstance(error, HfHubHTTPError):
+        return " ".join(str(error).split())
+    answer = _hub_answer(error)
+    if answer is not None:
+        return _status_sentence(answer, repo_id)
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token; log in with `hf auth login`"
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and publishing needs the Hub"
-    if isinstance(error, HFValidationError):
-        return f"{repo_id!r} is no name of a repo; it must be like owner/name"
-    if isinstance(error, ValueError):
-        return " ".join(str(error).split())
     return f"the Hub at {api.endpoint} cannot be reached ({type(error).__name__})"
 
 

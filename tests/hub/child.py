@@ -35,7 +35,7 @@ def main() -> None:
     sys.meta_path.insert(0, Blocker(task["blocked"]))
     spec = importlib.util.spec_from_file_location("client_code", task["file"])
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["client_code"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     value = getattr(module, task["function"])(**task["arguments"])
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in task["blocked"])
