@@ -140,7 +140,8 @@ def find_token(attention: Attention, kind: Kind, token: str | int) -> int:
             return token
         raise MetaphraseError(f"There is no token {token}: {len(pieces)} tokens ask, counted from 0.")
     labels = [piece.text.strip() for piece in pieces.pieces]
-    words = [None if piece.word is None else pieces.words[piece.word] for piece in pieces.pieces]
+    shown = zip(pieces.pieces, labels, strict=True)
+    words = [None if piece.word is None or not label else pieces.words[piece.word] for piece, label in shown]
     for names in (labels, words):
         if token in names:
             return names.index(token)

@@ -68,15 +68,19 @@ def decode_outputs(
     `decode` replaces the model's own beam search of `num_beams` beams.
     """
     inner = unwrapped(model)
-    if decode is None:
-        settings = inner.generation_config
-        limit = settings.max_new_tokens or settings.max_length
-        more = {} if limit else {"max_new_tokens": inputs["input_ids"].shape[1] + LENGTH_MARGIN}
-        with torch.no_grad():
-            generated = inner.generate(**inputs, num_beams=num_beams, do_sample=False, **more)
-    else:
-        generated = decode(inner, inputs)
-    return [_chosen(row, inner) for row in generated.tolist()]
+    if decode is not None:
+        return [_chosen(row, inner) for row in decode(inner, inputs).tolist()]
+    settings = inner.generation_config
+    limited = settings.max_new_tokens or settings.max_length
+    more = {} if limited else {"max_new_tokens": inputs["input_ids"].shape[1] + LENGTH_MARGIN}
+    with torch.no_grad():
+        generated = inner.generate(**inputs, num_beams=num_beams, do_sample=False, **more)
+    chosen = [_chosen(row, inner) for row in generated.tolist()]
+    if limited:
+        return chosen
+    # An output that does not end must not run on because a longer sentence is in the batch.
+    lengths = inputs["attention_mask"].sum(-1).tolist()
+    return [output[: length + LENGTH_MARGIN] for output, length in zip(chosen, lengths, strict=True)]
 
 
 def _chosen(row: list[int], model: PreTrainedModel) -> list[int]:

@@ -20,13 +20,10 @@ from transformers import (
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 
-WORDS = (
-    "The animal didn't cross the street because it was too tired . "
-    "Das Tier überquerte die Straße nicht , weil es zu müde war"
-).split()
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 SOURCE = "The animal didn't cross the street because it was too tired ."
 TARGET = "Das Tier überquerte die Straße nicht , weil es zu müde war ."
+WORDS = [*SOURCE.split(), *TARGET.split()]
 LAYERS, HEADS, SIZE = 2, 2, 16
 
 
@@ -83,9 +80,17 @@ def build(family: str) -> torch.nn.Module:
         start = {**ids, "decoder_start_token_id": 2}  # M2M100 starts with its end token
         return M2M100ForConditionalGeneration(M2M100Config(**size, **start, init_std=0.3)).eval()
     config = T5Config(
-        vocab_size=40, d_model=SIZE, d_kv=8, d_ff=32, num_layers=LAYERS, num_heads=HEADS, pad_token_id=0, eos_token_id=2,
-        decoder_start_token_id=0, initializer_factor=2.0,
-    )  # fmt: skip
+        vocab_size=40,
+        d_model=SIZE,
+        d_kv=8,
+        d_ff=32,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        initializer_factor=2.0,
+    )
     return T5ForConditionalGeneration(config).eval()
 
 
