@@ -33,7 +33,8 @@ class TrainLog:
         self.drawn = 0.0
         self.rate = 0.0
         show = show and accelerator.is_main_process
-        self.bar = tqdm(total=1.0, disable=not show, file=sys.stderr, bar_format="{percentage:3.0f}%|{bar:20}| {desc}")
+        style = "{percentage:3.0f}%|{bar:20}| {desc}"
+        self.bar = tqdm(total=1.0, disable=not show, file=sys.stderr, bar_format=style, delay=1.0)  # no bar over errors
         self.file = None
 
     def open(self, after: int) -> None:
