@@ -24,6 +24,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training.log import TrainLog
 from metaphrase.training.schedule import learning_rate, set_learning_rate
+from metaphrase.training.spread import hold_back
 from metaphrase.training.stream import Stream, Update
 
 
@@ -94,7 +95,7 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
             before = time.monotonic()
             task.evaluate(progress)
             model.train()
-            budget.evaluation_took(time.monotonic() - before)
+            budget.took(evaluation=time.monotonic() - before)
             progress.seconds = time.monotonic() - started
             if not reason and evaluation.patience is not None and progress.without_gain >= evaluation.patience:
                 reason = "patience"
@@ -104,14 +105,14 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
 
     model.train()
     with Interruption() as interruption:
-        _, _, time_up = share_counts(accelerator, 0, False, budget.time_is_up(progress)).tolist()
+        _, _, time_up = share_counts(accelerator, 0, False, budget.time_is_up()).tolist()
         reason = after(False, False, bool(time_up))
         while not reason:
             clock = time.monotonic()
             update = next(updates)
             rate = learning_rate(progress.updates + 1, peak=task.peak, warmup=rule.warmup)
             set_learning_rate(optimizer, rate)
-            counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up(progress))
+            counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up())
             loss = add_gradients(accelerator, model, update, counts[0])
             norm = accelerator.clip_grad_norm_(parameters, rule.max_grad_norm or math.inf)
             loss, norm, tokens, signalled, time_up = torch.stack([loss, full(norm), *counts]).tolist()
@@ -124,6 +125,7 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
             else:
                 skip(progress, rule.max_skipped)
             progress.target_tokens += int(tokens)
+            budget.took(update=time.monotonic() - clock)
             progress.training_seconds += time.monotonic() - clock
             progress.seconds = time.monotonic() - started
             task.log.update(progress, task.stream, loss=loss, norm=norm, tokens=tokens, rate=rate, made=made)
@@ -150,7 +152,7 @@ def add_gradients(accelerator: Accelerator, model: nn.Module, update: Update, to
     for number, batch in enumerate(update.batches):
         batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
         last = number + 1 == len(update.batches)
-        with contextlib.nullcontext() if last else accelerator.no_sync(model), naming(accelerator, update, number):
+        with contextlib.nullcontext() if last else hold_back(model), naming(accelerator, update, number):
             loss = model(**batch, num_items_in_batch=tokens).loss
             accelerator.backward(loss * processes if processes > 1 else loss)
         total += loss.detach()
@@ -207,18 +209,19 @@ class Budget:
 
     def __init__(self, options: RunOptions, stream: Stream, started: float) -> None:
         self.options, self.stream, self.started = options, stream, started
-        self.longest_evaluation = 0.0
+        self.longest_evaluation = self.longest_update = 0.0
 
-    def evaluation_took(self, seconds: float) -> None:
-        """Time is kept for the last evaluation, and for that of the averaged model."""
-        self.longest_evaluation = max(self.longest_evaluation, seconds)
+    def took(self, evaluation: float = 0.0, update: float = 0.0) -> None:
+        """Time is kept for one more update, the last evaluation, and that of the averaged model."""
+        self.longest_evaluation = max(self.longest_evaluation, evaluation)
+        self.longest_update = max(self.longest_update, update)
 
-    def time_is_up(self, progress: Progress) -> bool:
-        """Whether the time left is only enough for the last two evaluations."""
+    def time_is_up(self) -> bool:
+        """Whether the time left is only enough for an update and the last two evaluations."""
         if self.options.minutes is None:
             return False
         elapsed = time.monotonic() - self.started
-        return elapsed + 2 * self.longest_evaluation >= 60 * self.options.minutes
+        return elapsed + self.longest_update + 2 * self.longest_evaluation >= 60 * self.options.minutes
 
     def spent(self, progress: Progress) -> str:
         """Which of updates and passes is spent, or nothing."""

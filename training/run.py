@@ -19,7 +19,7 @@ from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, states
+from metaphrase.training import checkpoint, spread, states
 from metaphrase.training.data.cache import fingerprint, new_folder
 from metaphrase.training.data.corpus import Corpus, read_corpus
 from metaphrase.training.data.encoding import encode_corpus
@@ -29,7 +29,7 @@ from metaphrase.training.judge import Judge
 from metaphrase.training.lock import FolderLock
 from metaphrase.training.log import TrainLog
 from metaphrase.training.loop import Budget, Progress, Task, learn
-from metaphrase.training.schedule import build_optimizer, peak_learning_rate
+from metaphrase.training.schedule import peak_learning_rate
 from metaphrase.training.stream import Position, Stream
 
 if TYPE_CHECKING:
@@ -78,11 +78,9 @@ def train(
         plain.generation_config.update(
             num_beams=options.evaluation.num_beams, length_penalty=options.evaluation.length_penalty
         )
-        log.say(f"{plain.num_parameters():,} parameters, {accelerator.num_processes} processes on {accelerator.device}")
-        optimizer = build_optimizer(plain.to(accelerator.device), options.optimizer)
-        if options.compile:
-            plain.compile(dynamic=True)
-        model, optimizer = accelerator.prepare(plain, optimizer)
+        processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
+        log.say(f"{plain.num_parameters():,} parameters, {processes} on {accelerator.device.type}")
+        model, optimizer = spread.prepare(accelerator, plain, options.optimizer, compiled=options.compile)
         states.seed_everything(options.seed + 1_000_003 * (accelerator.process_index + 1))
 
         progress, position = Progress(), None
@@ -123,7 +121,7 @@ def train(
             accelerator.wait_for_everyone()
 
         def evaluate(progress: Progress) -> None:
-            judge.evaluate(plain, progress)
+            judge.evaluate(spread.whole(accelerator, plain), progress)
 
         peak = peak_learning_rate(options.optimizer, plain.config.d_model)
         task = Task(accelerator, model, optimizer, stream, options, peak, log, evaluate, save)
@@ -150,11 +148,12 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
     if mixed is None:
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),  # without it a launcher's CPU processes do not find each other
         mixed_precision=mixed,
         log_with=options.trackers or None,
         project_config=ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder / "trackers")),
         kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=options.timeout)),
         ],
     )

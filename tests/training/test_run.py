@@ -1,0 +1,181 @@
+"""A whole run on a made-up corpus: what the result folder holds, and what a user is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.training import checkpoint, loop, states
+from metaphrase.training.data.corpus import Corpus
+from metaphrase.training.run import train
+
+
+def records(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_result_folder_is_whole_and_loads(tiny_options, capsys):
+    folder = train(tiny_options(trackers=["tensorboard"]), recipe_name="tiny", command="metaphrase train tiny")
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "README.md", "results.json",
+        "train_log.jsonl", "curves.png", "recipe.yaml", "checkpoints",
+    }  # fmt: skip
+    assert ".lock" not in names and list((folder / "trackers").rglob("events.*"))
+
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert results["data"]["train_pairs"] == 120 and results["data"]["test_pairs"] == 11
+    assert results["training"]["updates"] == 12 and results["command"] == "metaphrase train tiny"
+    assert set(results["test"]) == {"sacrebleu", "chrf", "num_beams"} and results["test"]["sacrebleu"]["signature"]
+    assert results["validation"]["perplexity"] > 1
+    assert "Validation sacrebleu" in (said := capsys.readouterr().err) and "Test (11 lines, beam 2)" in said
+
+    settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    assert settings["num_beams"] == 2 and settings["length_penalty"] == 1.0 and settings.get("max_length") is None
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    output = model.generate(**tokenizer("abc def", return_tensors="pt"))
+    assert output.shape[0] == 1
+
+
+def test_every_update_is_logged_with_a_hash_of_its_batches(tiny_options):
+    folder = train(tiny_options(), recipe_name="tiny")
+    log = records(folder, "training")
+    assert [record["update"] for record in log] == list(range(1, 13))
+    wanted = {"update", "pairs", "loss", "lr", "grad_norm", "tokens_per_second", "batches", "epoch", "skipped"}
+    assert all(wanted <= set(record) for record in log)
+    assert log[0]["lr"] == pytest.approx(3e-3 / 20) and log[11]["lr"] == pytest.approx(3e-3 * 12 / 20)
+    assert len({record["batches"] for record in log}) == 12
+    assert [r["pairs"] for r in log] == sorted(r["pairs"] for r in log)
+    scored = records(folder, "evaluation")
+    assert [record["update"] for record in scored] == [4, 8, 12] and len(scored[0]["samples"]) == 3
+
+
+def test_the_test_split_is_read_once_and_last(tiny_options, monkeypatch):
+    events = []
+    read, learn = Corpus.read_test, loop.learn
+    monkeypatch.setattr(Corpus, "read_test", lambda self: (events.append("test"), read(self))[1])
+    monkeypatch.setattr("metaphrase.training.run.learn", lambda *a, **k: (learn(*a, **k), events.append("learned"))[0])
+    train(tiny_options(max_updates=4), recipe_name="tiny")
+    assert events == ["learned", "test"]
+
+
+def test_loss_falls(tiny_options):
+    folder = train(tiny_options(max_updates=60, **{"evaluation.every": 20}), recipe_name="tiny")
+    losses = [record["loss"] for record in records(folder, "evaluation")]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_a_run_needs_an_end(tiny_options):
+    with pytest.raises(MetaphraseError, match="max_updates, epochs or minutes"):
+        train(tiny_options(max_updates=None), recipe_name="tiny")
+
+
+def test_a_used_folder_is_refused(tiny_options):
+    options = tiny_options(max_updates=2)
+    folder = train(options, recipe_name="tiny")
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(MetaphraseError, match=r"already holds a run.*--resume.*--output"):
+        train(options, recipe_name="tiny")
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_folder_with_foreign_files_is_refused(tiny_options):
+    options = tiny_options()
+    Path(options.output).mkdir()
+    (Path(options.output) / "thesis.tex").touch()
+    with pytest.raises(MetaphraseError, match=r"other files \(thesis.tex\)"):
+        train(options, recipe_name="tiny")
+    with pytest.raises(MetaphraseError, match="no run to go on with"):
+        train(options, recipe_name="tiny", resume=True)
+
+
+def test_a_run_goes_on_only_as_it_began(tiny_options):
+    train(tiny_options(max_updates=2), recipe_name="tiny")
+    with pytest.raises(MetaphraseError, match=r"model.d_model 16, not 32"):
+        changed = tiny_options(max_updates=4)
+        changed.model["d_model"] = 32
+        train(changed, recipe_name="tiny", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [({"preset": "bsae"}, "no preset 'bsae'.*'base'"), ({"d_modle": 8}, "no field 'd_modle'")]
+)
+def test_bad_model_options_are_named(tiny_options, model, message):
+    with pytest.raises(MetaphraseError, match=message):
+        train(tiny_options(model=model), recipe_name="tiny")
+
+
+def test_epochs_end_a_run(tiny_options):
+    folder = train(tiny_options(max_updates=None, epochs=2.0, **{"evaluation.every": None}), recipe_name="tiny")
+    log = records(folder, "training")
+    assert log[-1]["pairs"] == 240 and log[-1]["epoch"] == 2.0
+    assert len(records(folder, "evaluation")) == 2  # unset: after every epoch
+
+
+def test_minutes_leave_time_for_an_update_and_two_evaluations(tiny_options, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
+    budget = loop.Budget(tiny_options(minutes=1.0), stream=None, started=100.0)
+    budget.took(update=2.0)
+    budget.took(evaluation=10.0)
+    budget.took(update=1.0)
+    now = 137.9
+    assert not budget.time_is_up()
+    now = 138.0  # 60 - 2 - 2 x 10
+    assert budget.time_is_up()
+
+
+def test_minutes_end_a_run_with_an_evaluation(tiny_options):
+    folder = train(tiny_options(max_updates=None, minutes=0.05), recipe_name="tiny")
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert records(folder, "evaluation")[-1]["update"] == results["training"]["updates"] > 0
+
+
+def test_patience_stops(tiny_options):
+    options = tiny_options(max_updates=400, **{"evaluation.every": 1, "evaluation.patience": 2})
+    options.optimizer.learning_rate = 1e-12  # nothing is learned, so nothing gets better
+    options.evaluation.metrics = ["chrf"]
+    folder = train(options, recipe_name="tiny")
+    assert len(records(folder, "evaluation")) <= 8
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_going_on_equals_never_having_stopped(tiny_options, tmp_path, capsys):
+    plain = train(tiny_options(output=str(tmp_path / "plain")), recipe_name="tiny")
+    options = tiny_options()
+    update = loop.add_gradients
+
+    def interrupted(*args):
+        if len(calls := interrupted.__dict__.setdefault("calls", [])) == 5:
+            signal.raise_signal(signal.SIGINT)
+        calls.append(1)
+        return update(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "add_gradients", interrupted)
+        train(options, recipe_name="tiny", command="metaphrase train tiny --threads 1")
+    assert "Go on with: metaphrase train tiny --threads 1 --resume" in capsys.readouterr().err
+    assert [update for update, _ in checkpoint.list_checkpoints(Path(options.output) / "checkpoints")][-1] in (6, 7)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    resumed = train(options, recipe_name="tiny", resume=True)
+    assert same_weights(plain, resumed, 12)
+    drop = {"tokens_per_second", "seconds"}
+    logs = [[{k: v for k, v in r.items() if k not in drop} for r in records(f, "training")] for f in (plain, resumed)]
+    assert logs[0] == logs[1]
+
+
+def same_weights(first: Path, second: Path, update: int) -> bool:
+    """Weights and moments of two runs, bit for bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, two = (states.load_tensors(f / "checkpoints" / f"checkpoint-{update}" / name) for f in (first, second))
+        if one.keys() != two.keys() or not all(torch.equal(one[key], two[key]) for key in one):
+            return False
+    return True
