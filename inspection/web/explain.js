@@ -69,11 +69,11 @@ function numberButton(engine, name, row, col, first) {
   const top = engine.tops[name] ??= engine.arrays[name].values.reduce((most, one) => Math.max(most, Math.abs(one)), 0);
   const strength = top ? (Math.abs(value) / top) ** 0.8 * 0.42 : 0;
   const hidden = engine.has("visible") && name === "weights" && engine.get("visible", row, col) === 0;
+  const text = hidden ? "–" : show(value);
   return element("button", {
     type: "button", class: "n", tabindex: first ? 0 : -1, "data-name": name, "data-row": row, "data-col": col, "data-value": value,
     style: `background-color:rgba(var(${value < 0 ? "--orange-rgb" : "--blue-rgb"}),${strength.toFixed(3)})`,
-    title: show(value, 6), "aria-label": `${name} ${row + 1}, ${col + 1}: ${show(value, 4)}`,
-    text: hidden ? "–" : show(value),
+    title: show(value, 6), "aria-label": `${text}, ${name} ${row + 1}, ${col + 1}`, text,
   });
 }
 
