@@ -13,6 +13,7 @@ not depend on how a batch was cut. Positions labelled -100 count nothing; where 
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 CHUNK_ROWS_CPU = 256  # positions whose logits are held at a time: enough for full matrix speed, few enough for a cache
@@ -90,7 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS
         for h, y, grad_h in zip(hidden.split(rows), labels.split(rows), _split(grad_hidden, hidden, rows), strict=True):
             counted = (y != IGNORED).unsqueeze(1)
-            y = y.clamp(min=0)
+            y = y.masked_fill(y == IGNORED, 0)  # any other label outside the vocabulary stays, and is an error
             logits = nn.functional.linear(h, weight).float()
             at_target = logits.gather(1, y.unsqueeze(1))
             highest = logits.amax(-1, keepdim=True)
@@ -112,6 +113,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_total):
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
