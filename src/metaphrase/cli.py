@@ -1,4 +1,4 @@
-"""The command line: `metaphrase train | translate | score`.
+"""The command line: `metaphrase train | translate | score | attend`.
 
 Only what a command needs is imported, when it is needed: help and most error messages come before torch does.
 A mistake of the user's ends in one sentence on stderr and exit code 2; `METAPHRASE_DEBUG=1` shows the traceback too.
@@ -30,6 +30,9 @@ From raw parallel text to a scored model that loads anywhere.
 
   metaphrase score MODEL --source FILE --reference FILE
       prints scores with their signatures as JSON
+
+  metaphrase attend MODEL "a sentence" [-o page.html] [--explain WORD] [--png]
+      writes a page that shows what every head attends to; --summary and --align are for whole files
 
 metaphrase COMMAND --help lists the options of a command. On several processes or GPUs:
   accelerate launch -m metaphrase train RECIPE …
@@ -127,6 +130,31 @@ def _score(argv: list[str]) -> int:
     return 0
 
 
+def _attend(argv: list[str]) -> int:
+    from .attending import AttendOptions, attend_command
+    from .options_parser import options_parser, parse_command_line, to_options
+
+    parser = options_parser(
+        AttendOptions,
+        prog="metaphrase attend",
+        usage='metaphrase attend MODEL "a sentence" [-o page.html] [--explain WORD] [--png]\n'
+        "       metaphrase attend MODEL --summary --input FILE [--reference FILE]\n"
+        "       metaphrase attend MODEL --align --input FILE [--reference FILE] [--gold FILE]",
+        description=(AttendOptions.__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a result folder, or an id on the Hugging Face Hub")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the sentence")
+    parser.add_argument("--png", action="store_true", help="write heat maps beside the page, as PNG files")
+    parser.add_argument("--summary", action="store_true", help="print the health of every head")
+    parser.add_argument("--align", action="store_true", help="print word alignments in Pharaoh format")
+    values = parse_command_line(parser, AttendOptions, ["--output" if word == "-o" else word for word in argv])
+    if values.model is None:
+        raise MetaphraseError("which model? Give a result folder, or an id on the Hugging Face Hub")
+    flags = {name: values[name] for name in ("png", "summary", "align")}
+    attend_command(values.model, values.text, to_options(AttendOptions, values), **flags)
+    return 0
+
+
 def _parse_use(argv: list[str], option_class: type, command: str, usage: str) -> tuple:
     """The options of a command that uses a model, and the model's name, checked as far as can be without torch."""
     from .options_parser import options_parser, parse_command_line, to_options
@@ -155,4 +183,9 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "translate": _translate, "score": _score}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "translate": _translate,
+    "score": _score,
+    "attend": _attend,
+}
