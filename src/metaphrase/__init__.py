@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from .configuration.configuration_metaphrase import MetaphraseConfig
     from .configuration.errors import MetaphraseError
     from .configuration.options import RunOptions
+    from .decoding.pipeline import TranslationPipeline
     from .decoding.translate import translate
     from .modeling.modeling_metaphrase import MetaphraseForConditionalGeneration, MetaphraseModel
     from .recipes import read_recipe
     from .training.evaluate import score
+    from .training.publish import publish
     from .training.run import train
 
 __version__ = "0.1.0"
@@ -29,6 +31,8 @@ _HOMES = {
     "MetaphraseForConditionalGeneration": "modeling.modeling_metaphrase",
     "MetaphraseModel": "modeling.modeling_metaphrase",
     "RunOptions": "configuration.options",
+    "TranslationPipeline": "decoding.pipeline",
+    "publish": "training.publish",
     "read_recipe": "recipes",
     "score": "training.evaluate",
     "train": "training.run",
@@ -41,6 +45,8 @@ __all__ = [
     "MetaphraseForConditionalGeneration",
     "MetaphraseModel",
     "RunOptions",
+    "TranslationPipeline",
+    "publish",
     "read_recipe",
     "score",
     "train",

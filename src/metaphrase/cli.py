@@ -1,4 +1,4 @@
-"""The command line: `metaphrase train | translate | score | attend`.
+"""The command line: `metaphrase train | translate | score | attend | publish`.
 
 Only what a command needs is imported, when it is needed: help and most error messages come before torch does.
 A mistake of the user's ends in one sentence on stderr and exit code 2; `METAPHRASE_DEBUG=1` shows the traceback too.
@@ -33,6 +33,9 @@ From raw parallel text to a scored model that loads anywhere.
 
   metaphrase attend MODEL "a sentence" [-o page.html] [--explain WORD] [--png]
       writes a page that shows what every head attends to; --summary and --align are for whole files
+
+  metaphrase publish MODEL REPO [--private] [--revision BRANCH] [--create-pr]
+      uploads a result folder to the Hugging Face Hub; it then loads with this package and without it
 
 metaphrase COMMAND --help lists the options of a command. On several processes or GPUs:
   accelerate launch -m metaphrase train RECIPE …
@@ -155,6 +158,28 @@ def _attend(argv: list[str]) -> int:
     return 0
 
 
+def _publish(argv: list[str]) -> int:
+    from .options_parser import options_parser, parse_command_line, to_options
+    from .sharing import PublishOptions, publish_command
+
+    parser = options_parser(
+        PublishOptions,
+        prog="metaphrase publish",
+        usage="metaphrase publish MODEL REPO [--private] [--revision BRANCH] [--create-pr]",
+        description=(PublishOptions.__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a result folder")
+    parser.add_argument("repo", nargs="?", metavar="REPO", help="owner/name on the Hugging Face Hub")
+    parser.add_argument("--private", action="store_true", help="make the repo private, where it is new")
+    parser.add_argument("--create-pr", dest="create_pr", action="store_true", help="propose it as a pull request")
+    values = parse_command_line(parser, PublishOptions, argv)
+    if values.model is None or values.repo is None:
+        raise MetaphraseError("what is published where? Give a result folder and a repo: metaphrase publish MODEL REPO")
+    flags = {name: values[name] for name in ("private", "create_pr")}
+    publish_command(values.model, values.repo, to_options(PublishOptions, values), **flags)
+    return 0
+
+
 def _parse_use(argv: list[str], option_class: type, command: str, usage: str) -> tuple:
     """The options of a command that uses a model, and the model's name, checked as far as can be without torch."""
     from .options_parser import options_parser, parse_command_line, to_options
@@ -188,4 +213,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "translate": _translate,
     "score": _score,
     "attend": _attend,
+    "publish": _publish,
 }

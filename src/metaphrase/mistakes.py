@@ -26,6 +26,8 @@ def sentence_for(error: BaseException) -> str | None:
         if code and int(code[1]) in (errno.ENOSPC, errno.EDQUOT):
             return f"{_NO_SPACE}; free some, then go on with --resume"
         return f"a safetensors file cannot be read or written: {text}"
+    if name == "JSONDecodeError":
+        return f"a JSON file is broken: {text}"
     if name in ("OutOfMemoryError", "MemoryError"):
         return "out of memory; a smaller batch needs less: --batches.tokens in training, --batch_tokens in translation"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("metaphrase"):

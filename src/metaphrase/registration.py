@@ -1,7 +1,8 @@
 """Makes the Auto classes of transformers know `metaphrase`, without importing transformers before it is wanted.
 
 `import metaphrase` costs milliseconds: it only leaves a note at the import system (`wrapt`'s post-import hooks). When
-transformers' Auto classes are imported, by whomever, the three lines of `_register_config` and `_register_models` run.
+transformers' Auto classes are imported, by whomever, the three lines of `_register_config` and `_register_models` run;
+when its pipelines are, the task name of `decoding/pipeline.py` is made known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ AUTO_CONFIG = "transformers.models.auto.configuration_auto"
 AUTO_MODELS = "transformers.models.auto.modeling_auto"
 OUR_CONFIG = "metaphrase.configuration.configuration_metaphrase"
 OUR_MODELS = "metaphrase.modeling.modeling_metaphrase"
+PIPELINES = "transformers.pipelines"
+OUR_PIPELINE = "metaphrase.decoding.pipeline"
 _warned: set[str] = set()
 
 
@@ -27,6 +30,7 @@ def register() -> None:
         wrapt.register_post_import_hook(_register_config, name)
     for name in (AUTO_MODELS, OUR_MODELS):
         wrapt.register_post_import_hook(_register_models, name)
+    wrapt.register_post_import_hook(_register_pipeline, PIPELINES)
 
 
 def _register_config(_: ModuleType) -> None:
@@ -47,6 +51,10 @@ def _register_models(_: ModuleType) -> None:
     model = ours.MetaphraseForConditionalGeneration
     if _is_free(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config, model, "AutoModelForSeq2SeqLM"):
         auto.AutoModelForSeq2SeqLM.register(config, model, exist_ok=True)
+
+
+def _register_pipeline(_: ModuleType) -> None:
+    importlib.import_module(OUR_PIPELINE)  # it registers itself; where it brought the library's in, it is on its way
 
 
 def _both(

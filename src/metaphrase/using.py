@@ -138,6 +138,7 @@ def score_command(model_name: str, options: ScoreOptions) -> None:
 
     from .training.evaluate import score
 
+    _no_loading_bar()
     scores = score(
         model_name,
         sources,
@@ -163,8 +164,16 @@ def _load(model_name: str, device: str | None) -> tuple:
         raise MetaphraseError(f'device is "{device}"; it must be cpu, cuda, cuda:1 or the like') from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise MetaphraseError(f"device is {device}, but torch sees no GPU here")
+    _no_loading_bar()
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name).to(place).eval()
     return model, AutoTokenizer.from_pretrained(model_name)
+
+
+def _no_loading_bar() -> None:
+    """The library's bar of loading weights stands in the way of ours, and of an error stream that means errors."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 @contextmanager

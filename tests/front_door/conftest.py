@@ -72,11 +72,12 @@ def recipe(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    """A model with random, scaled-up weights: it writes nonsense, but different nonsense for different input."""
+    """A model taught for a second or two to write number words as digits: its outputs differ, and end."""
     import torch
 
     from metaphrase import MetaphraseConfig, MetaphraseForConditionalGeneration
     from metaphrase.configuration.options import TokenizerOptions
+    from metaphrase.training.data.batching import collate
     from metaphrase.training.data.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
@@ -84,9 +85,18 @@ def model_folder(tmp_path_factory) -> Path:
         [" ".join(DIGITS), "0 1 2 3 4 5 6 7 8 9"], TokenizerOptions(kind="units", vocab_size=60)
     )
     torch.manual_seed(3)
-    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-    config = MetaphraseConfig.from_preset("tiny", **sizes, init_std=0.5, tie_word_embeddings=False)
-    MetaphraseForConditionalGeneration(config).save_pretrained(folder)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "dropout": 0.0}
+    model = MetaphraseForConditionalGeneration(MetaphraseConfig.from_preset("tiny", **sizes, init_std=0.1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    draw = random.Random(0)
+    for _ in range(80):
+        rows = [[draw.randrange(10) for _ in range(draw.randint(1, 6))] for _ in range(16)]
+        sources = tokenizer([" ".join(DIGITS[digit] for digit in row) for row in rows])["input_ids"]
+        targets = tokenizer([" ".join(map(str, row)) for row in rows])["input_ids"]
+        model(**collate(list(zip(sources, targets, strict=True)), pad=0)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
