@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import evaluate
-import metaphrase.training.metrics as metrics
 import pytest
 import sacrebleu
+
+import metaphrase.training.metrics as metrics
 from metaphrase.training.metrics.chrf import ChrF
 from metaphrase.training.metrics.sacrebleu import SacreBLEU
 from metaphrase.training.metrics.unit_error_rate import UnitErrorRate, edit_distance

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from metaphrase.configuration.options import OptimizerOptions
 from metaphrase.training.schedule import build_optimizer, learning_rate, peak_learning_rate, set_learning_rate
 
