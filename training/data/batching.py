@@ -33,8 +33,8 @@ Pair = tuple[Any, Any]
 IGNORED = -100
 """Label that the loss does not count."""
 
-NOISE = 1.0
-"""Spread, in tokens, of what is added to a source length before sorting."""
+NOISE_BITS, TARGET_SHIFT = 16, 40
+"""Where the parts of a sorting key lie: noise below, source length from bit 16, target length from bit 40."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def plan_epoch(
         MetaphraseError: no pair fits the budget.
     """
     lengths = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
-    pool = np.arange(len(lengths[0])) if draw is None else np.asarray(draw)
+    pool = np.arange(len(lengths[0]), dtype=np.int32) if draw is None else np.asarray(draw, dtype=np.int32)
     budgets = [*legs, (tokens, 0)]
     for leg, (budget, done) in enumerate(budgets[:-1]):
         before = _plan(lengths, pool, budget, [seed, epoch, leg])
@@ -111,14 +111,11 @@ def plan_epoch(
 
 def _plan(lengths: tuple[np.ndarray, np.ndarray], pool: np.ndarray, tokens: int, key: list[int]) -> EpochPlan:
     random = np.random.default_rng(key)
-    longest = np.maximum(lengths[0][pool], lengths[1][pool])
-    fits = longest <= tokens
+    fits = np.maximum(lengths[0][pool], lengths[1][pool]) <= tokens
     too_long, pool = pool[~fits], pool[fits]
-    del longest, fits
     pool = pool[_sorted_by_length(lengths[0][pool], lengths[1][pool], random)]
     widths = np.maximum(lengths[0][pool], lengths[1][pool])
     starts = _cut(widths, tokens)
-    del widths
     order = random.permutation(len(starts) - 1)
     sizes = np.diff(starts)[order]
     shuffled = np.concatenate([[0], np.cumsum(sizes)])
@@ -128,9 +125,12 @@ def _plan(lengths: tuple[np.ndarray, np.ndarray], pool: np.ndarray, tokens: int,
 
 def _sorted_by_length(source: np.ndarray, target: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Order by target length, within one by source length with noise; up and down in turn, so that neighbours meet."""
-    noisy = source + random.random(len(source), dtype=np.float32) * np.float32(NOISE)
-    noisy[target % 2 == 1] *= -1
-    return np.lexsort((noisy, target))
+    key = source.astype(np.int64)  # one number a pair, target length above source length above noise of up to a token
+    key <<= NOISE_BITS
+    key += random.integers(0, 1 << NOISE_BITS, len(key), dtype=np.uint16)
+    key[target % 2 == 1] ^= (1 << TARGET_SHIFT) - 1
+    key += target.astype(np.int64) << TARGET_SHIFT
+    return np.argsort(key)
 
 
 def _cut(widths: np.ndarray, tokens: int) -> np.ndarray:

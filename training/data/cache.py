@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMAT = "2"
+FORMAT = "3"
 """Goes into every fingerprint: change it when what is written changes."""
 
 

@@ -116,7 +116,7 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
     root = scratch.path if scratch else Path(cache_dir)
     validation = read_evaluation(data, "validation")
     parts, reports = [], []
-    for options in (data, *(_further(data, more) for more in data.more)):
+    for options in (data, *(further(data, more) for more in data.more)):
         part, report = _read_part(options, root)
         parts.append(part)
         reports.append(report)
@@ -125,7 +125,7 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
     return Corpus(parts, validation, CorpusReport.merged(reports), data, scratch)
 
 
-def _further(data: DataOptions, more: CorpusOptions) -> DataOptions:
+def further(data: DataOptions, more: CorpusOptions) -> DataOptions:
     """The options of a further corpus, as if it were the only one."""
     given = {name: value for name, value in vars(more).items() if value is not None}
     if more.path is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-FETCHES = 20_000
+FETCHES = 1_000
 """Pairs read between two times that pages are handed back."""
 
 
@@ -36,7 +36,7 @@ class EncodedCorpus:
 
     `source_lengths`, `target_lengths`: int32 [pairs], with `</s>`. `corpus[indices]` gives a list of (source ids,
     target ids), each a numpy array that is only to be read. `sizes` says how many pairs each part of the corpus has, in
-    order; `rows` [pairs] which row of its part a pair was. `report` counts the pairs left out as too long.
+    order. `report` counts the pairs left out as too long.
     """
 
     def __init__(
@@ -57,11 +57,17 @@ class EncodedCorpus:
         batches = [batch for whole in self._maps for batch in _batches(whole)]
         self._ends = np.cumsum([batch.num_rows for batch in batches])
         self._sides = [[_list_parts(batch.column(side)) for batch in batches] for side in (0, 1)]
-        self.rows = np.concatenate([batch.column(2).to_numpy() for batch in batches])
+        self._rows = [batch.column(2) for batch in batches]
         self.source_lengths, self.target_lengths = (
             np.concatenate([np.diff(offsets) for offsets, _ in side]) for side in self._sides
         )
         self._fetched = 0
+        self._hand_back(FETCHES + 1)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Which row of its part of the corpus each pair was, int64 [pairs]."""
+        return np.concatenate([column.to_numpy() for column in self._rows])
 
     def __len__(self) -> int:
         return len(self.source_lengths)

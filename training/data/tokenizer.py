@@ -43,8 +43,8 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 MAX_LENGTH = 1024
 """`model_max_length`: no text is cut at it unless the caller asks for truncation."""
 
-PIECES = r"▁?[\p{L}\p{M}]+|▁?\p{N}|▁?[^\s▁\p{L}\p{M}\p{N}]+"
-"""What a piece may span: one word, one digit, or one run of punctuation, each with the space before it."""
+PIECES = r"<|▁?[\p{L}\p{M}]+|▁?\p{N}|▁?[^\s▁<\p{L}\p{M}\p{N}]+"
+"""What a piece may span: one word, one digit, or one run of punctuation, each with the space before it; `<` alone."""
 
 Texts = Iterable[str] | Iterable[list[str]]
 
@@ -140,9 +140,7 @@ def _dress_pieces(tokenizer: Tokenizer) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("<", "isolated"), pre_tokenizers.Split(Regex(PIECES), "isolated")]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), "isolated")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
