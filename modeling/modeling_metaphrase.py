@@ -366,11 +366,19 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
 
         Returns:
             loss (smoothed in training mode only), logits, cache, and what else was asked for.
+
+        Raises:
+            ValueError: if the decoder gets no input, or if ids and embeddings are both given, or neither.
         """
         if labels is not None:
             use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError(
+                    "The decoder has no input: give decoder_input_ids, or labels to make them from. (A Trainer with "
+                    "label_smoothing_factor takes the labels away: give its collator `model=`, so that it makes them.)"
+                )
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
