@@ -65,6 +65,11 @@ class DataOptions:
     for German. A tag is one token, written <…>."""
     more: list[CorpusOptions] = field(default_factory=list)
     """Further corpora to learn from. Validation and test come from the main corpus alone."""
+    streaming: bool = False
+    """Read training pairs as they are needed and keep none on disk: for a corpus larger than the disk, or one that is
+    not to be downloaded first. Pairs are then shuffled within windows only. Needs a validation split."""
+    window: int = 100_000
+    """Training pairs that are read, tokenized and shuffled together when streaming."""
     temperature: float | None = None
     """Evens out corpora of different sizes: a corpus of n pairs is drawn in proportion to n^(1/temperature), times its
     weight. 1 changes nothing, 5 is usual for many languages; unset: weights alone."""

@@ -203,7 +203,7 @@ def _write_pairs(source: PairSource, folder: Path, final: Path, max_pairs: int |
         pa.OSFile(str(folder / "pairs.arrow"), "wb") as sink,
         pa.ipc.new_stream(sink, schema) as writer,
     ):
-        for row in _checked(source, DropList(report, listing), max_pairs):
+        for row in checked_pairs(source, DropList(report, listing), max_pairs):
             rows.append(row)
             if len(rows) == ROWS:
                 write(rows)
@@ -212,7 +212,7 @@ def _write_pairs(source: PairSource, folder: Path, final: Path, max_pairs: int |
     report.save(folder / "report.json")
 
 
-def _checked(source: PairSource, drops: DropList, max_pairs: int | None) -> Iterator[tuple[str, str, int]]:
+def checked_pairs(source: PairSource, drops: DropList, max_pairs: int | None) -> Iterator[tuple[str, str, int]]:
     """The pairs worth learning from, with their line; all others are listed."""
     report = drops.report
     for record in source.records():

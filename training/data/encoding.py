@@ -6,6 +6,7 @@ plus the pages just read, which are handed back to the system now and then.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -153,16 +154,24 @@ def encode_texts(
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
-        _set_threads(workers)
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+        with _threads(workers):
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
     return tokenizer(**{"text_target" if target else "text": texts}, truncation=False)["input_ids"]
 
 
-def _set_threads(workers: int | None) -> None:
+@contextlib.contextmanager
+def _threads(workers: int | None) -> Iterator[None]:
     """The library reads the number of threads once, at its first parallel call, and whether to use them at each."""
     if workers is not None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if workers == 1 else "true"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _list_parts(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:

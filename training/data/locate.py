@@ -8,9 +8,22 @@ from typing import Any
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import DataOptions
 from metaphrase.training.data import cmudict
-from metaphrase.training.data.sources import Columns, Dictionary, JsonLines, PairSource, TextPair, Tsv, nearest
+from metaphrase.training.data.sources import (
+    Columns,
+    Dictionary,
+    JsonLines,
+    PairSource,
+    StreamedColumns,
+    TextPair,
+    Tsv,
+    nearest,
+)
 
-OTHER_NAMES = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",), "train": ("train",)}
+OTHER_NAMES = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "test_2016_flickr"),  # Multi30k's text files name their test set so
+}
 """Names tried for a split whose option was left at its default."""
 
 
@@ -99,10 +112,12 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _in_dataset(folder: Path, names: tuple[str, ...], data: DataOptions, role: str) -> PairSource | None:
-    splits = _load_saved(folder) if folder.is_dir() else _load_from_hub(data, names)
+    streaming = data.streaming and role == "train"
+    splits = _load_saved(folder) if folder.is_dir() else _load_from_hub(data, names, streaming)
     for name in names:
         if name in splits:
-            return Columns(splits[name], f"{data.path} ({name})", data.source, data.target)
+            kind = Columns if hasattr(splits[name], "select") else StreamedColumns
+            return kind(splits[name], f"{data.path} ({name})", data.source, data.target)
     if role != "train" and getattr(data, role) == role:
         return None
     known = ", ".join(splits) or "none"
@@ -112,11 +127,14 @@ def _in_dataset(folder: Path, names: tuple[str, ...], data: DataOptions, role: s
 def _load_saved(folder: Path) -> dict[str, Any]:
     import datasets
 
-    loaded = datasets.load_from_disk(str(folder))
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MetaphraseError(f"the dataset in {folder} cannot be read: {' '.join(str(error).split())}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
 
 
-def _load_from_hub(data: DataOptions, names: tuple[str, ...]) -> dict[str, Any]:
+def _load_from_hub(data: DataOptions, names: tuple[str, ...], streaming: bool) -> dict[str, Any]:
     """Loads only the split that is asked for, so that the test split is read by nothing before its time."""
     path = str(data.path)
     if path.count("/") > 1 or path.startswith((".", "/", "~")):
@@ -127,7 +145,7 @@ def _load_from_hub(data: DataOptions, names: tuple[str, ...]) -> dict[str, Any]:
         known = datasets.get_dataset_split_names(path, data.config_name)
         for name in names:
             if name in known:
-                return {name: datasets.load_dataset(path, data.config_name, split=name)}
+                return {name: datasets.load_dataset(path, data.config_name, split=name, streaming=streaming)}
         return dict.fromkeys(known)
     except Exception as error:  # the library raises some twenty kinds here, from ConnectionError to ValueError
         reason = " ".join(str(error).split()) or type(error).__name__

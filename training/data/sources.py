@@ -194,6 +194,25 @@ class Columns:
 
 
 @dataclass
+class StreamedColumns:
+    """The same of a `datasets.IterableDataset`, whose columns are known by its first row only."""
+
+    dataset: Any
+    name: str
+    source: str
+    target: str
+
+    def identity(self) -> str:
+        return f"stream {self.name} {self.source} {self.target}"
+
+    def records(self) -> Iterator[Record]:
+        for number, row in enumerate(self.dataset, 1):
+            if number == 1:
+                _check_columns(row, (self.source, self.target), f"the dataset {self.name}")
+            yield _row_record(number, _inner(row, self.source, self.target), self.source, self.target, self.name)
+
+
+@dataclass
 class Dictionary:
     """A split of CMUdict: words and all their pronunciations."""
 

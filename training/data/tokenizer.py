@@ -196,13 +196,17 @@ def _learn_pieces(texts: Texts, size: int) -> list[tuple[str, float]]:
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as folder:
         table, model = Path(folder) / "words.tsv", io.BytesIO()
         table.write_bytes("".join(f"{word}\t{counts[word]}\n" for word in words).encode())
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(table), input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
-            hard_vocab_limit=False, character_coverage=0.9999, normalization_rule_name="identity",
-            add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
-            split_by_number=False, max_sentence_length=1 << 20, bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0,
-            num_threads=1, minloglevel=2,
-        )  # fmt: skip
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                input=str(table), input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
+                hard_vocab_limit=False, character_coverage=0.9999, normalization_rule_name="identity",
+                add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
+                split_by_number=False, max_sentence_length=1 << 20, bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0,
+                num_threads=1, minloglevel=2,
+            )  # fmt: skip
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise MetaphraseError(f"no unigram tokenizer of {size} pieces comes of these texts: {reason}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
 

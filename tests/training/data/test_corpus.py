@@ -7,6 +7,8 @@ from pathlib import Path
 
 import datasets
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import CorpusOptions, DataOptions
@@ -17,6 +19,11 @@ from .conftest import made_up_pairs, write_pairs
 
 def options(path: Path | str | None, **more) -> DataOptions:
     return DataOptions(**{"path": str(path) if path else None, "source": "xx", "target": "yy", **more})
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("any")
 
 
 def pairs_of(corpus) -> list[tuple[str, str]]:
@@ -169,7 +176,8 @@ def test_a_number_is_no_text(tmp_path):
 def test_a_dataset_id_loads_only_the_split_that_is_asked_for(monkeypatch):
     asked = []
 
-    def load(path, config, *, split):
+    def load(path, config, *, split, streaming):
+        assert not streaming
         asked.append((path, config, split))
         return datasets.Dataset.from_dict({"xx": ["a", "b"], "yy": ["1", "2"]})
 
@@ -248,6 +256,23 @@ def test_the_cache_is_used_and_a_changed_file_is_read_anew(folder, tmp_path, mon
     assert pairs_of(changed) == made_up_pairs(50, 9)
     assert changed.fingerprint != before.fingerprint
     assert not [path for path in cache.iterdir() if path.name.startswith(".")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(lines=st.lists(st.tuples(*[st.binary(max_size=6).map(lambda raw: raw.replace(b"\n", b" "))] * 2), min_size=1))
+def test_any_bytes_are_pairs_line_for_line_or_listed(scratch, lines):
+    if any(side[:2] in (b"\xff\xfe", b"\xfe\xff") for side in lines[0]):
+        return
+    lines = [*lines, (b"last", b"letzte")]
+    texts(scratch, *(b"".join(pair[side] + b"\n" for pair in lines) for side in (0, 1)))
+    corpus = read_corpus(options(scratch, validation_size=0))
+    kept = dict(zip(corpus.train["line"], pairs_of(corpus), strict=True))
+    listed = {drop["line"] for drop in corpus.report.drops()}
+    assert kept.keys() | listed == set(range(1, len(lines) + 1)) and not kept.keys() & listed
+    for line, pair in kept.items():
+        for raw, text in zip(lines[line - 1], pair, strict=True):
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if line == 1 else raw
+            assert text.encode() == raw.removesuffix(b"\r")
 
 
 def test_test_data_is_read_by_nothing_before_it_is_asked_for(folder):

@@ -79,6 +79,15 @@ def test_no_text_is_special(trained, text):
         assert decoded(trained[kind], text) == text
 
 
+@settings(max_examples=25, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=8))
+def test_a_tokenizer_of_any_texts_gives_them_back(texts):
+    for kind in ("bpe", "characters"):
+        tokenizer = train_tokenizer(texts, TokenizerOptions(kind=kind, vocab_size=300))
+        assert len(tokenizer) <= 300
+        assert [decoded(tokenizer, text) for text in texts] == [normal(kind, text) for text in texts]
+
+
 def test_ids_and_settings(trained):
     for tokenizer in trained.values():
         assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
@@ -175,6 +184,9 @@ def test_mistakes_are_told():
         train_tokenizer(["a"], TokenizerOptions(kind="units", unit_pattern="("))
     with pytest.raises(MetaphraseError, match="matches nothing"):
         train_tokenizer(["a"], TokenizerOptions(kind="units", unit_pattern="[0-9]+"))
+    for texts in ([""], ["".join(map(chr, range(0x4E00, 0x5000)))]):
+        with pytest.raises(MetaphraseError, match="no unigram tokenizer of 40 pieces"):
+            train_tokenizer(texts, TokenizerOptions(kind="unigram", vocab_size=300))
     for kind in ("bpe", "unigram", "characters", "units"):
         with pytest.raises(MetaphraseError, match="no text"):
             train_tokenizer([], TokenizerOptions(kind=kind))
