@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,13 +20,10 @@ from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGene
 from metaphrase.training import checkpoint, evaluate, states
 from metaphrase.training.card import write_card
 from metaphrase.training.curves import draw_curves
-from metaphrase.training.data.corpus import Corpus
 from metaphrase.training.judge import Judge
 from metaphrase.training.log import NAME as LOG
 from metaphrase.training.loop import Progress
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from metaphrase.training.material import Material
 
 CHECKPOINTS, RESULTS = "checkpoints", "results.json"
 
@@ -39,10 +36,7 @@ class Run:
     recipe_name: str
     command: str | None
     options: RunOptions
-    corpus: Corpus
-    train_pairs: int
-    dropped: dict[str, int]
-    tokenizer: PreTrainedTokenizerFast
+    material: Material
     accelerator: Accelerator
     judge: Judge
 
@@ -64,7 +58,7 @@ def finish(run: Run, model: MetaphraseForConditionalGeneration, progress: Progre
         logging.disable_progress_bar()
         final.save_pretrained(folder)
         logging.enable_progress_bar()
-        run.tokenizer.save_pretrained(folder)
+        run.material.tokenizer.save_pretrained(folder)
     test, lines = score_test(final, run)
     if accelerator.is_main_process:
         draw_curves(folder / LOG, folder / "curves.png", run.judge.metric)
@@ -98,13 +92,13 @@ def describe(run: Run, final: MetaphraseForConditionalGeneration, progress: Prog
             "path": options.data.path,
             "source": options.data.source,
             "target": options.data.target,
-            "train_pairs": run.train_pairs,
-            "dropped": run.dropped,
-            "validation_pairs": len(run.corpus.validation) if run.corpus.validation is not None else 0,
+            "train_pairs": run.material.pairs or run.material.report.kept,
+            "dropped": run.material.report.dropped,
+            "validation_pairs": len(run.material.validation) if run.material.validation is not None else 0,
         },
         "tokenizer": {
             "kind": options.tokenizer.kind,
-            "vocab_size": len(run.tokenizer),
+            "vocab_size": len(run.material.tokenizer),
             "path": options.tokenizer.path,
         },
         "model": {"parameters": final.num_parameters(), **options.model, "preset": preset},
@@ -157,12 +151,12 @@ def score_test(final: MetaphraseForConditionalGeneration, run: Run) -> tuple[dic
     options, accelerator, log = run.options, run.accelerator, run.judge.log
     if not options.evaluation.metrics:
         return None, 0
-    texts = run.corpus.read_test()
+    texts = run.material.read_test()
     if texts is None:
         return None, 0
     scores, _ = evaluate.score_set(
         final.eval(),
-        run.tokenizer,
+        run.material.tokenizer,
         texts,
         options.evaluation.metrics,
         accelerator,
@@ -197,8 +191,6 @@ def hardware(accelerator: Accelerator) -> str:
 
 
 def limits(options: RunOptions) -> str:
-    """What the model cannot do, as far as the run knows."""
-    return (
-        f"It has learned from pairs of at most {options.data.max_length} tokens a side; longer texts are outside what "
-        "it has seen. It knows nothing that its training text does not hold."
-    )
+    """What the model is not fit for: what the recipe says, and what the run knows."""
+    known = f"Trained on pairs of at most {options.data.max_length} tokens a side; longer texts are new to it."
+    return f"{options.limits.strip()} {known}" if options.limits else known

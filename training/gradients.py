@@ -25,6 +25,7 @@ from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGene
 from metaphrase.training import states
 from metaphrase.training.data.batching import collate, plan_epoch
 from metaphrase.training.loop import add_gradients, share_counts
+from metaphrase.training.material import gather
 from metaphrase.training.stream import Update
 
 TOLERANCE = 1e-6
@@ -58,18 +59,15 @@ def check_gradients(options: RunOptions, *, batches: int = 4, processes: Sequenc
     Raises:
         MetaphraseError: what `train` would raise for these options.
     """
-    from metaphrase.training.data.corpus import read_corpus
-    from metaphrase.training.data.encoding import encode_corpus
-    from metaphrase.training.run import cache_folder, make_config, make_tokenizer
+    from metaphrase.training.run import make_config
 
-    corpus = read_corpus(options.data, cache_folder(), seed=options.seed)
-    tokenizer = make_tokenizer(corpus, options)
-    encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
+    material = gather(options)
+    window = material.windows(0, 0)
     plan = plan_epoch(
-        encoded.source_lengths, encoded.target_lengths, tokens=options.batches.tokens, seed=options.seed, epoch=0
+        window.source_lengths, window.target_lengths, tokens=options.batches.tokens, seed=options.seed, epoch=0
     )
-    chosen = [encoded[plan[number]] for number in range(min(batches, len(plan)))]
-    return compare_cuts(make_config(options, tokenizer), chosen, processes=processes, seed=options.seed)
+    chosen = [window[plan[number]] for number in range(min(batches, len(plan)))]
+    return compare_cuts(make_config(options, material.tokenizer), chosen, processes=processes, seed=options.seed)
 
 
 def compare_cuts(

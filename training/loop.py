@@ -137,7 +137,8 @@ def share_counts(accelerator: Accelerator, tokens: int, signalled: bool, time_up
     """Sums over all processes, [3] float64 on the device: target tokens, signals to stop, clocks that ran out."""
     counts = torch.tensor([tokens, signalled, time_up], dtype=torch.float64, device=accelerator.device)
     if accelerator.num_processes > 1:
-        torch.distributed.all_reduce(counts)
+        with naming(accelerator):
+            torch.distributed.all_reduce(counts)
     return counts
 
 
@@ -160,21 +161,29 @@ def add_gradients(accelerator: Accelerator, model: nn.Module, update: Update, to
 
 
 @contextlib.contextmanager
-def naming(accelerator: Accelerator, update: Update, number: int) -> Iterator[None]:
-    """An error that a batch causes names the process and the batch."""
+def naming(accelerator: Accelerator, update: Update | None = None, number: int = 0) -> Iterator[None]:
+    """An error names the process, and the batch that caused it; or that the fault lies with another process.
+
+    Raises:
+        MetaphraseError: in place of any error of the device or of the connection.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        shape = list(update.batches[number]["labels"].shape)
-        pairs = update.indices[number]
-        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        who = f"Process {accelerator.process_index} of {accelerator.num_processes}"
+        if isinstance(error, torch.distributed.DistError) or "gloo" in what or update is None:
+            raise MetaphraseError(
+                f"{who} stopped because another one failed or did not answer; that one's message says why ({what})."
+            ) from error
+        rows, length = update.batches[number]["labels"].shape
+        pairs = ", ".join(str(index) for index in update.indices[number][:3])
         advice = ""
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in what:
-            advice = " Lower batches.tokens and raise batches.accumulation to match."
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "memory" in what:
+            advice = " Lower batches.tokens, and raise batches.accumulation to match."
         raise MetaphraseError(
-            f"Process {accelerator.process_index} of {accelerator.num_processes} failed on a batch of "
-            f"{shape[0]} pairs x {shape[1]} tokens (pairs {pairs[0]}, {pairs[1] if len(pairs) > 1 else '-'}, …): "
-            f"{what}.{advice}"
+            f"{who} failed on a batch of {rows} pairs x {length} target tokens (training pairs {pairs}, …): "
+            f"{what.rstrip('.')}.{advice}"
         ) from error
 
 
@@ -201,7 +210,7 @@ def is_due(update: int, every: int | None, stream: Stream) -> bool:
     """Whether an evaluation follows this update: each `every` updates, or at the end of each pass."""
     if every is not None:
         return update % every == 0
-    return stream.position.pairs == stream.plan.pairs
+    return stream.ends_a_pass()
 
 
 class Budget:

@@ -20,15 +20,12 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, spread, states
-from metaphrase.training.data.cache import fingerprint, new_folder
-from metaphrase.training.data.corpus import Corpus, read_corpus
-from metaphrase.training.data.encoding import encode_corpus
-from metaphrase.training.data.tokenizer import load_tokenizer, train_tokenizer
 from metaphrase.training.finish import CHECKPOINTS, Run, finish
 from metaphrase.training.judge import Judge
 from metaphrase.training.lock import FolderLock
 from metaphrase.training.log import TrainLog
 from metaphrase.training.loop import Budget, Progress, Task, learn
+from metaphrase.training.material import gather
 from metaphrase.training.schedule import peak_learning_rate
 from metaphrase.training.stream import Position, Stream
 
@@ -67,11 +64,10 @@ def train(
         log = TrainLog(folder, accelerator, every=options.log_every)
         stack.callback(log.close)
 
-        with accelerator.main_process_first():  # the others find its work in the cache
-            corpus = read_corpus(options.data, cache_folder(), seed=options.seed)
-            tokenizer = make_tokenizer(corpus, options)
-            encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
-        log.say(f"{corpus.report.summary()}; {len(encoded):,} pairs to learn from, {len(tokenizer):,} tokens known")
+        material = gather(options, accelerator)
+        tokenizer = material.tokenizer
+        known = f"{material.pairs:,} pairs to learn from" if material.pairs is not None else "pairs are streamed"
+        log.say(f"{material.report.summary()}; {known}, {len(tokenizer):,} tokens known")
 
         states.seed_everything(options.seed)
         plain = MetaphraseForConditionalGeneration(make_config(options, tokenizer))
@@ -89,18 +85,17 @@ def train(
             progress, position = restore(origin, accelerator, plain, optimizer, options)
             log.say(f"Going on from {origin}: {progress.updates:,} updates, {position.seen:,} pairs seen")
         stream = Stream(
-            encoded,
+            material,
             tokens=options.batches.tokens,
             seed=options.seed,
             accumulation=options.batches.accumulation,
             world_size=accelerator.num_processes,
             rank=accelerator.process_index,
-            pad=tokenizer.pad_token_id,
             position=position,
         )
         log.open(after=progress.updates)
         accelerator.init_trackers("metaphrase", config=flat(plain_options(options)))
-        judge = Judge(corpus.validation, tokenizer, options, plain.config, accelerator, log)
+        judge = Judge(material.validation, tokenizer, options, plain.config, accelerator, log)
 
         def save(progress: Progress) -> None:
             log.settle(progress)
@@ -133,10 +128,7 @@ def train(
             log.say(f"Stopped after {progress.updates:,} updates, all saved. Go on with: {again} --resume")
             raise KeyboardInterrupt
         log.say(f"Training ended ({reason}) after {progress.updates:,} updates.")
-        run = Run(
-            folder, recipe_name, command, options, corpus, len(encoded), encoded.report.dropped, tokenizer,
-            accelerator, judge,
-        )  # fmt: skip
+        run = Run(folder, recipe_name, command, options, material, accelerator, judge)
         finish(run, plain, progress, stream.epochs)
         accelerator.end_training()
     return folder
@@ -222,23 +214,6 @@ def check_same_run(recipe: Path, options: RunOptions) -> None:
                     f"The run in {recipe.parent} has {group}.{key} {old.get(key)}, not {new.get(key)}; "
                     "go on with the same, or choose another --output."
                 )
-
-
-def cache_folder() -> Path:
-    """Where read corpora, tokenizers and token ids stay for the next start: METAPHRASE_CACHE or ~/.cache/metaphrase."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metaphrase"
-    return Path(os.environ.get("METAPHRASE_CACHE") or default)
-
-
-def make_tokenizer(corpus: Corpus, options: RunOptions) -> PreTrainedTokenizerFast:
-    """The tokenizer that the options name, or one trained on the training texts (and kept in the cache)."""
-    if options.tokenizer.path is not None:
-        return load_tokenizer(options.tokenizer.path)
-    folder = cache_folder() / f"tokenizer-{fingerprint(corpus.fingerprint, asdict(options.tokenizer))}"
-    if not folder.is_dir():
-        with new_folder(folder) as place:
-            train_tokenizer(corpus.texts(), options.tokenizer).save_pretrained(place)
-    return load_tokenizer(folder)
 
 
 def make_config(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> MetaphraseConfig:

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.training import checkpoint, loop, states
-from metaphrase.training.data.corpus import Corpus
+from metaphrase.training.material import Material
 from metaphrase.training.run import train
 
 
@@ -60,8 +60,8 @@ def test_every_update_is_logged_with_a_hash_of_its_batches(tiny_options):
 
 def test_the_test_split_is_read_once_and_last(tiny_options, monkeypatch):
     events = []
-    read, learn = Corpus.read_test, loop.learn
-    monkeypatch.setattr(Corpus, "read_test", lambda self: (events.append("test"), read(self))[1])
+    read, learn = Material.read_test, loop.learn
+    monkeypatch.setattr(Material, "read_test", lambda self: (events.append("test"), read(self))[1])
     monkeypatch.setattr("metaphrase.training.run.learn", lambda *a, **k: (learn(*a, **k), events.append("learned"))[0])
     train(tiny_options(max_updates=4), recipe_name="tiny")
     assert events == ["learned", "test"]

@@ -1,0 +1,103 @@
+"""What a run learns from and is scored on: a corpus on disk or a streamed one, and the tokenizer that goes with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+
+from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.options import RunOptions
+from metaphrase.training.data.cache import fingerprint, new_folder
+from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
+from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
+from metaphrase.training.data.report import CorpusReport
+from metaphrase.training.data.streaming import StreamedCorpus
+from metaphrase.training.data.tokenizer import load_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass
+class Material:
+    """`windows(epoch, number)` gives the pairs of an epoch, piece by piece; None after the last piece.
+
+    A corpus on disk is one window. A window has `source_lengths`, `target_lengths` and `window[indices]`.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    windows: Callable[[int, int], Any]
+    pairs: int | None
+    """Training pairs; None where they are only known once they were read."""
+    validation: EvaluationSet | None
+    options: RunOptions
+    source: Corpus | StreamedCorpus
+    encoded: EncodedCorpus | None = None
+
+    def draw(self, *, seed: int, epoch: int) -> Any:
+        """The pairs of an epoch where corpora have weights; None: each once."""
+        return self.encoded.draw(seed=seed, epoch=epoch) if self.encoded is not None else None
+
+    def read_test(self) -> EvaluationSet | None:
+        """The test split, read now and not before. None where there is none."""
+        return read_evaluation(self.options.data, "test")
+
+    @property
+    def report(self) -> CorpusReport:
+        """What was read and left out so far."""
+        return self.encoded.report if self.encoded is not None else self.source.report
+
+
+def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Material:
+    """Read, tokenize and encode; the main process first, so that the others find its work in the cache.
+
+    Raises:
+        MetaphraseError: anything wrong with the data, in one sentence.
+    """
+    accelerator = accelerator or Accelerator()
+    with accelerator.main_process_first():
+        if options.data.streaming:
+            return _stream(options)
+        corpus = read_corpus(options.data, cache_folder(), seed=options.seed)
+        tokenizer = make_tokenizer(corpus, corpus.fingerprint, options)
+        encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
+
+        def windows(_: int, number: int) -> EncodedCorpus | None:
+            return encoded if number == 0 else None
+
+        return Material(tokenizer, windows, len(encoded), corpus.validation, options, corpus, encoded)
+
+
+def _stream(options: RunOptions) -> Material:
+    corpus = StreamedCorpus(options.data)
+    validation = read_evaluation(options.data, "validation")
+    if validation is None:
+        raise MetaphraseError("data.streaming needs a validation split: pairs cannot be held out of a stream.")
+    tokenizer = make_tokenizer(corpus, fingerprint("streamed", corpus.source.identity(), options.data.tags), options)
+
+    def windows(epoch: int, number: int) -> Any:
+        return corpus.window(epoch, number, tokenizer)
+
+    return Material(tokenizer, windows, None, validation, options, corpus)
+
+
+def make_tokenizer(corpus: Corpus | StreamedCorpus, key: str, options: RunOptions) -> PreTrainedTokenizerFast:
+    """The tokenizer that the options name, or one trained on the training texts (and kept in the cache)."""
+    if options.tokenizer.path is not None:
+        return load_tokenizer(options.tokenizer.path)
+    folder = cache_folder() / f"tokenizer-{fingerprint(key, asdict(options.tokenizer))}"
+    if not folder.is_dir():
+        with new_folder(folder) as place:
+            train_tokenizer(corpus.texts(), options.tokenizer).save_pretrained(place)
+    return load_tokenizer(folder)
+
+
+def cache_folder() -> Path:
+    """Where read corpora, tokenizers and token ids stay for the next start: METAPHRASE_CACHE or ~/.cache/metaphrase."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metaphrase"
+    return Path(os.environ.get("METAPHRASE_CACHE") or default)
