@@ -61,7 +61,7 @@ def change_code(folder: str, repo: str, name: str, old: str, new: str) -> None:
 def load_with_package(folder: str) -> dict[str, Any]:
     import sys
 
-    from tiny import fingerprint
+    from tiny import fingerprint, tokenizer_print
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
     import metaphrase
@@ -76,9 +76,15 @@ def load_with_package(folder: str) -> dict[str, Any]:
         ("tuned", "alice/tuned", {}),
     ):
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
-        model = AutoModelForSeq2SeqLM.from_pretrained(source, attn_implementation="eager", **where)
+        config = AutoConfig.from_pretrained(source, **where)
+        by_config = AutoTokenizer.from_pretrained(source, config=config, **where)
+        assert tokenizer_print(by_config) == tokenizer_print(tokenizer)
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            source, attn_implementation="eager", output_loading_info=True, **where
+        )
+        assert not any(info.values()), info
         assert type(model) is metaphrase.MetaphraseForConditionalGeneration
-        assert type(AutoConfig.from_pretrained(source, **where)) is metaphrase.MetaphraseConfig
+        assert type(config) is metaphrase.MetaphraseConfig
         assert type(AutoModel.from_pretrained(source, **where)) is metaphrase.MetaphraseModel
         found[name] = fingerprint(model, tokenizer)
     assert not [name for name in sys.modules if name.startswith("transformers_modules")]
@@ -96,7 +102,10 @@ def load_without_package(folder: str) -> dict[str, Any]:
 
     def load(source: str, **where: Any) -> tuple[Any, Any]:
         trusted = {"trust_remote_code": True, **where}
-        model = AutoModelForSeq2SeqLM.from_pretrained(source, attn_implementation="eager", **trusted)
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            source, attn_implementation="eager", output_loading_info=True, **trusted
+        )
+        assert not any(info.values()), info
         assert type(model).__module__.startswith("transformers_modules.")
         assert AutoConfig.from_pretrained(source, **trusted).model_type == "metaphrase"
         base = AutoModel.from_pretrained(source, **trusted)

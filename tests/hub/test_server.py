@@ -263,16 +263,27 @@ def test_a_card_with_empty_metadata_is_refused(client: Client) -> None:
 
 
 def push_corpus() -> list[Any]:
+    """A corpus goes up as a private dataset, comes down by the library, and is read by id for training."""
     from datasets import Dataset, load_dataset
+
+    from metaphrase.configuration.options import DataOptions
+    from metaphrase.training.data.corpus import read_corpus
 
     pairs = {"source": [f"a {n}" for n in range(50)], "target": [f"b {n}" for n in range(50)]}
     Dataset.from_dict(pairs).push_to_hub("alice/corpus", private=True)
-    Dataset.from_dict({"source": ["x"], "target": ["y"]}).push_to_hub("alice/corpus", split="test")
+    for split in ("validation", "test"):
+        Dataset.from_dict({"source": ["x"], "target": [split]}).push_to_hub("alice/corpus", split=split)
     loaded = load_dataset("alice/corpus")
-    return [{split: len(loaded[split]) for split in sorted(loaded)}, loaded["train"][49], loaded["test"][0]]
+    corpus = read_corpus(DataOptions(path="alice/corpus"), Path("cache"))
+    return [
+        {split: len(loaded[split]) for split in sorted(loaded)},
+        loaded["train"][49],
+        [len(corpus.train), corpus.train[49]["source"], corpus.validation.references, corpus.read_test().references],
+    ]
 
 
-def test_a_corpus_is_pushed_and_loaded_as_a_dataset(client: Client) -> None:
-    sizes, last, test = client(push_corpus)
-    assert sizes == {"test": 1, "train": 50}
-    assert last == {"source": "a 49", "target": "b 49"} and test == {"source": "x", "target": "y"}
+def test_a_corpus_is_pushed_and_read_for_training(client: Client) -> None:
+    sizes, last, corpus = client(push_corpus)
+    assert sizes == {"test": 1, "train": 50, "validation": 1}
+    assert last == {"source": "a 49", "target": "b 49"}
+    assert corpus == [50, "a 49", [["validation"]], [["test"]]]

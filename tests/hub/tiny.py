@@ -63,6 +63,27 @@ def save_tiny(folder: str, seed: int = 0, **overrides: Any) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+PROBES = [
+    "",
+    "Zahl 12 345,6",
+    "  zwei  Leerzeichen ",
+    "x != y",
+    "e\u0301 vs \u00e9",
+    "👩‍👩‍👧 ☃",
+    "</s> <pad>",
+    "a\u200bb",
+]
+
+
+def tokenizer_print(tokenizer: Any) -> list[Any]:
+    """Ids of texts that trip tokenizers up, what they decode to, special ids, limits and sides."""
+    ids = [tokenizer(probe)["input_ids"] for probe in PROBES]
+    back = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    assert back == PROBES
+    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
+    return [ids, special, tokenizer.model_max_length, tokenizer.padding_side, tokenizer.truncation_side]
+
+
 def fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Logits, beams and attention of three sentences of different lengths, bit for bit."""
     import torch
@@ -80,6 +101,6 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
         "all logits": hashlib.sha256(output.logits.numpy().tobytes()).hexdigest(),
         "attention": hashlib.sha256(b"".join(map(bytes, (a.numpy().tobytes() for a in maps)))).hexdigest(),
         "beams": beams.tolist(),
-        "ids": batch["input_ids"].tolist(),
+        "tokenizer": tokenizer_print(tokenizer),
         "tied": model.get_output_embeddings().weight is model.get_input_embeddings().weight,
     }
