@@ -1,14 +1,16 @@
-"""Who does the searching behind `translate`: this package's fast search, or the library's `generate`."""
+"""Who does the searching behind `translate`: this package's fast search, the library's `generate`, or CTranslate2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.beam import Hypothesis
+from metaphrase.decoding.ctranslate2_engine import ctranslate2_engine
 from metaphrase.decoding.greedy import Task
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.processors import asked_processors
@@ -29,7 +31,13 @@ def make_engine(name: str, models: Sequence[PreTrainedModel], options: SearchOpt
     Raises:
         MetaphraseError: there is none, or it cannot do what the options ask.
     """
-    engines = {"fast": fast_engine, "generate": generate_engine}
+    engines = {
+        "fast": fast_engine,
+        "generate": generate_engine,
+        "ctranslate2": partial(ctranslate2_engine, quantization="float32", margin=LENGTH_MARGIN),
+        "ctranslate2-float16": partial(ctranslate2_engine, quantization="float16", margin=LENGTH_MARGIN),
+        "ctranslate2-int8": partial(ctranslate2_engine, quantization="int8", margin=LENGTH_MARGIN),
+    }
     if name not in engines:
         raise MetaphraseError(f"engine is {name!r}; it must be one of {', '.join(engines)}")
     room = min(map(learned_positions, models))

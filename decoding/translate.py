@@ -60,6 +60,7 @@ def translate(
         progress: show a bar on the error stream.
         prefixes: a beginning that each output must have; "" for none.
         engine: "fast" is this package's search. "generate" is the library's; it takes any encoder-decoder model.
+            "ctranslate2", "ctranslate2-float16" and "ctranslate2-int8" are an engine in C++, if it is installed.
         mbr: of `num_return` samples give the one that the others resemble most (`mbr.py`).
         options: further fields of `SearchOptions`.
 
