@@ -49,7 +49,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/demo.stamp
-	$(BIN)/python benchmarks/training_speed.py $(ARGS)
+	$(BIN)/python benchmarks/training.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
