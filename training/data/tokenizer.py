@@ -76,10 +76,10 @@ def prepare_tokenizer(corpus: Corpus, options: TokenizerOptions, cache_dir: Path
     tags = corpus.tags
     if options.path is not None:
         return add_tags(load_tokenizer(options.path), tags)
-    smaller = replace(options, vocab_size=options.vocab_size - len(tags))
+    smaller = replace(options, vocab_size=options.vocab_size - len(tags), dropout=0.0)  # dropout is no part of it
     if cache_dir is None:
         return add_tags(train_tokenizer(corpus.texts(), smaller), tags)
-    folder = Path(cache_dir) / f"tokenizer-{fingerprint('tokenizer', corpus.fingerprint, options, tags)}"
+    folder = Path(cache_dir) / f"tokenizer-{fingerprint('tokenizer', corpus.fingerprint, smaller, tags)}"
     if not (folder / "tokenizer.json").is_file():
         with new_folder(folder) as unfinished:
             add_tags(train_tokenizer(corpus.texts(), smaller), tags).save_pretrained(unfinished)
