@@ -2,10 +2,11 @@
 
 Links are pairs (source word, output word), counted from 0, written in Pharaoh format: "0-0 1-2 2-1" a sentence a line.
 
-The decoder attends to a word's source twice: when it is about to write the word, and one step later, when it reads it.
-The second is the better alignment (Chen et al. 2020, arXiv:2004.14837), and the last layer but one aligns best where
-nothing better is known (Garg et al. 2019, arXiv:1909.02074). With gold alignments of a few sentences the best single
-head can be chosen instead.
+A head may attend to a word's source when the decoder is about to write the word, or one step later, when it reads it.
+Which head aligns, and at which step, differs from model to model: in deep models lower layers at the reading step do
+best (Chen et al. 2020, arXiv:2004.14837). Without knowledge of the model the mean of the last layer but one at the
+writing step is a fair choice (Garg et al. 2019, arXiv:1909.02074); with gold alignments of a few sentences the best
+head is found.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class HeadChoice:
 
 
 def default_head(attention: Attention) -> HeadChoice:
-    """The mean of the last layer but one, at the step that reads the word."""
-    return HeadChoice(max(0, attention.maps.cross.shape[0] - 2), None, "reading")
+    """The mean of the last layer but one, of the last where there are fewer than four, at the step that writes."""
+    layers = attention.maps.cross.shape[0]
+    return HeadChoice(layers - 2 if layers > 3 else layers - 1, None, "writing")
 
 
 def word_weights(attention: Attention, choice: HeadChoice) -> Tensor:

@@ -12,6 +12,7 @@ from .attend import Attention
 from .modules import Kind
 
 COLOURS = "Blues"
+FRAME = "#c8ccd0"
 TITLES = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross"}
 
 
@@ -31,7 +32,10 @@ def draw_head(attention: Attention, kind: Kind, layer: int, head: int | None = N
     axes.tick_params(length=0, labelsize=8)
     name = "mean of all heads" if head is None else f"head {head + 1}"
     axes.set_xlabel(f"{TITLES[kind]} attention, layer {layer + 1}, {name}", fontsize=8)
-    figure.colorbar(image, ax=axes, shrink=0.7).ax.tick_params(labelsize=7)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.ax.tick_params(labelsize=7, length=0)
+    bar.outline.set_visible(False)
+    axes.spines[:].set_color(FRAME)
     return figure
 
 
@@ -48,6 +52,7 @@ def draw_heads(attention: Attention, kind: Kind, *, words: bool = True) -> Figur
             axes.imshow(weights[layer, head].numpy(), cmap=COLOURS, vmin=0, aspect="auto")
             axes.set_xticks([])
             axes.set_yticks([])
+            axes.spines[:].set_color(FRAME)
             if layer == 0:
                 axes.set_title(f"head {head + 1}", fontsize=7)
             if head == 0:

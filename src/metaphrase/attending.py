@@ -30,7 +30,7 @@ class AttendOptions:
     attention: Literal["encoder", "decoder", "cross"] | None = None
     """What is shown first, or explained. Unset: cross; the encoder for --explain."""
     layer: int | None = None
-    """Layer, counted from 1. Unset: the last; the first for --explain; for --align the last but one."""
+    """Layer, counted from 1. Unset: the last; the first for --explain."""
     head: int | None = None
     """Head, counted from 1. Unset: the mean of all; the first for --explain."""
     num_beams: int = 4
@@ -171,7 +171,7 @@ def _choice(attentions: Sequence[Attention | None], options: AttendOptions) -> H
         if number is not None and not 1 <= number <= count:
             raise MetaphraseError(f"there is no {name} {number}: the cross attention has {count}")
     layer = default_head(first).layer if options.layer is None else options.layer - 1
-    return HeadChoice(layer, None if options.head is None else options.head - 1, "reading")
+    return HeadChoice(layer, None if options.head is None else options.head - 1, "writing")
 
 
 def _lines(text: str | None, options: AttendOptions, *, many: bool) -> list[str]:

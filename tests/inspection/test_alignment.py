@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,8 +80,11 @@ def test_the_best_head_is_found():
     assert choice.layer == 1
 
 
-def test_the_default_is_the_last_layer_but_one():
-    assert default_head(crossing()) == HeadChoice(0, None, "reading")
+def test_the_default_is_the_last_layer_but_one_of_deep_models():
+    shallow = crossing()
+    assert default_head(shallow) == HeadChoice(1, None, "writing")
+    deep = replace(shallow, maps=replace(shallow.maps, cross=torch.zeros(6, 2, 5, 5)))
+    assert default_head(deep) == HeadChoice(4, None, "writing")
 
 
 def test_error_rate_by_hand():
