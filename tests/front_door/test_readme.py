@@ -1,0 +1,96 @@
+"""The README's snippets run, its commands are commands, its files are there, and it names every recipe's like."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from metaphrase.cli import main
+
+from .conftest import write_corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    return [line.removeprefix("$ ").split("#")[0].strip() for line in lines]
+
+
+@pytest.fixture
+def desk(tmp_path, model_folder, monkeypatch):
+    """A folder in which the README's names mean something: a model, a corpus, files to translate and score."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "multi30k_en_de").symlink_to(model_folder)
+    for file in write_corpus(tmp_path / "corpus", train=60, validation=4).iterdir():
+        file.rename(file.with_suffix(".en" if file.suffix == ".words" else ".de"))
+    for name in ("in.txt", "test.en", "test.de"):
+        (tmp_path / name).write_text("one two\nthree\n", encoding="utf-8")
+    (tmp_path / "my_recipe.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_python(number, desk, capsys):
+    exec(compile(blocks("python")[number], f"README.md, python block {number + 1}", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", commands())
+def test_console(command, desk, run, monkeypatch):
+    words, _, files = command.partition("<")
+    words = shlex.split(words)
+    if words[:2] == ["accelerate", "launch"]:
+        words = words[words.index("-m") + 1 :]
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert words[1] in targets
+    elif words[0] == "pip":
+        assert words == ["pip", "install", "."]
+    else:
+        assert words[0] == "metaphrase"
+        asked = []
+        monkeypatch.setattr("metaphrase.training.run.train", lambda options, **_: asked.append(options) or Path("runs"))
+        stdin = (desk / shlex.split(files)[0]).read_bytes() if files else b""
+        code, text, error = run(*words[1:], stdin=stdin)
+        assert code == 0 and text, error
+        assert len(asked) == (words[1] == "train")
+
+
+def test_the_recipe_in_the_readme_is_whole(desk):
+    from metaphrase import read_recipe
+    from metaphrase.recipes import check_model
+
+    options = read_recipe(desk / "my_recipe.yaml")
+    check_model(options)
+    assert options.epochs == 20 and yaml.safe_load(blocks("yaml")[0])["data"]["path"] == options.data.path
+
+
+def test_the_files_it_names_are_there():
+    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_first_screen():
+    """One sentence, a picture, six lines that load and use a model."""
+    first = README.split("## Commands")[0]
+    assert first.count("![") == 1 and len(blocks("python")[0].strip().splitlines()) <= 7
+    assert len([line for line in first.splitlines() if line]) <= 24
+
+
+def test_the_help_names_its_commands(capsys):
+    main(["--help"])
+    text = capsys.readouterr().out
+    for command in re.findall(r"^\$ metaphrase (\w+)", README, flags=re.MULTILINE):
+        assert f"metaphrase {command}" in text
