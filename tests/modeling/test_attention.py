@@ -97,6 +97,7 @@ def test_the_papers_sizes():
     assert {p.shape for n, p in attention.named_parameters() if n.endswith("weight")} == {(512, 512)}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, for flex attention
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mask_kind", ["none", "padding", "causal", "both", "empty row"])
 @pytest.mark.parametrize("sizes", [(3, 3, 4, 4), (2, 5, 2, 6)], ids=["square", "oblong"])

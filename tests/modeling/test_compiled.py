@@ -10,6 +10,9 @@ from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGene
 
 from .tiny import batch, ids, lengths_mask, tiny_model, worst
 
+# torch's own compiler calls what torch itself has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:torch")
+
 SIZES = [([7, 4], [5, 6]), ([9, 3, 2], [4, 4, 1]), ([2, 2], [3, 2])]
 
 
