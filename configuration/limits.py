@@ -22,17 +22,30 @@ _AT_LEAST_ONE = (
     "evaluation.patience",
     "checkpoints.keep_last",
     "checkpoints.every",
+    "optimizer.max_skipped",
     "max_updates",
+    "log_every",
+    "timeout",
     "threads",
 )
 _NOT_NEGATIVE = (
     "optimizer.warmup",
     "checkpoints.keep_best",
     "optimizer.weight_decay",
+    "optimizer.rdrop",
     "evaluation.length_penalty",
+    "evaluation.attention",
     "seed",
 )
-_ABOVE_ZERO = ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.max_grad_norm", "epochs", "minutes")
+_ABOVE_ZERO = (
+    "optimizer.learning_rate",
+    "optimizer.epsilon",
+    "optimizer.max_grad_norm",
+    "optimizer.skip_above",
+    "optimizer.ema",
+    "epochs",
+    "minutes",
+)
 SPECIAL_TOKENS = 4
 
 
@@ -49,7 +62,9 @@ def check_limits(options: RunOptions) -> None:
     ):
         for key in keys:
             value = _get(options, key)
-            _check(key, value, value is None or right(value), wanted)
+            _check(key, value, value in (None, "auto") or right(value), wanted)
+    mean = options.optimizer.ema
+    _check("optimizer.ema", mean, mean is None or mean < 1, "a number above 0 and below 1")
     for beta in options.optimizer.betas:
         _check("optimizer.betas", options.optimizer.betas, 0 <= beta < 1, "two numbers from 0 up to, but not, 1")
     size = options.tokenizer.vocab_size

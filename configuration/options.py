@@ -97,8 +97,9 @@ class TokenizerOptions:
 class BatchOptions:
     """How much one update learns from."""
 
-    tokens: int = 4096
-    """Largest size of a batch on one process: sentences x longest side, padding counted."""
+    tokens: int | Literal["auto"] = 4096
+    """Largest size of a batch on one process: sentences x longest side, padding counted. `auto`: the most that memory
+    holds, found before the first update."""
     accumulation: int = 1
     """Batches a process adds up before an update."""
 
@@ -121,6 +122,14 @@ class OptimizerOptions:
     """Gradients are scaled down to this norm; unset: never."""
     max_skipped: int = 20
     """An update whose gradient is not finite is skipped and counted; after so many in a row training stops."""
+    skip_above: float | None = None
+    """Skips an update, too, whose gradient norm is above this many times the running mean of norms; unset: never."""
+    ema: float | None = None
+    """Decay of a running mean of the weights (0.999, say); at the end it competes with the best checkpoint and with
+    the average of the best. Unset: none is kept."""
+    rdrop: float = 0.0
+    """Weight of R-Drop (Liang et al. 2021): every batch is read twice, under two dropout masks, and the two outputs
+    are drawn together. Doubles the cost of an update; 0: off, 5 is usual."""
 
 
 @dataclass
@@ -139,6 +148,8 @@ class EvaluationOptions:
     """Beam width of the last scoring. During training the search is greedy."""
     length_penalty: float = 1.0
     """Exponent of the length penalty: a hypothesis' log-probability is divided by its length to this power."""
+    attention: int = 0
+    """Validation sentences over which each evaluation measures attention heads (entropy, dead heads), for the log."""
     patience: int | None = None
     """Evaluations without a better score after which training stops; unset: never."""
 

@@ -20,12 +20,13 @@ from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGene
 from metaphrase.training import checkpoint, evaluate, states
 from metaphrase.training.card import write_card
 from metaphrase.training.curves import draw_curves
+from metaphrase.training.folder import CHECKPOINTS, RESULTS
 from metaphrase.training.judge import Judge
 from metaphrase.training.log import NAME as LOG
 from metaphrase.training.loop import Progress
 from metaphrase.training.material import Material
-
-CHECKPOINTS, RESULTS = "checkpoints", "results.json"
+from metaphrase.training.running_mean import NAME as MEAN
+from metaphrase.training.snapshot import MODEL
 
 
 @dataclass
@@ -121,28 +122,30 @@ def describe(run: Run, final: MetaphraseForConditionalGeneration, progress: Prog
 def choose(
     final: MetaphraseForConditionalGeneration, run: Run, progress: Progress
 ) -> tuple[str, dict[str, Any] | None]:
-    """Load the better of the best checkpoint and the average of the best ones into `final`; say which one won."""
+    """Load the best of these into `final`, and say which one won: the checkpoint with the best score, the average of
+    the best ones, and the running mean where one was kept. Of equal ones the first wins."""
     root, options, judge = run.folder / CHECKPOINTS, run.options, run.judge
     here = dict(checkpoint.list_checkpoints(root))
     best = [update for update in judge.best_updates(progress, options.checkpoints.keep_best) if update in here]
     if not best:  # nothing was ever scored
         best = [max(here)]
-    averaged = f"average of {len(best)}"
     candidates: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
-        f"checkpoint-{best[0]}": lambda: states.load_tensors(here[best[0]] / "model.safetensors")
+        f"checkpoint-{best[0]}": lambda: states.load_tensors(here[best[0]] / MODEL)
     }
     if len(best) > 1:
-        candidates[averaged] = lambda: evaluate.average([here[update] / "model.safetensors" for update in best])
+        candidates[f"average of {len(best)}"] = lambda: evaluate.average([here[update] / MODEL for update in best])
+    if (newest := here[max(here)] / MEAN).exists():
+        candidates["running mean"] = lambda: states.load_tensors(newest)
     results: dict[str, dict[str, Any]] = {}
     for name, load in candidates.items():
         states.load_model_tensors(final, load(), root)
         results[name] = judge.score(final)
-    winner = min(results, key=lambda name: (judge.rank(results[name]), name == averaged))
+    winner = min(results, key=lambda name: (judge.rank(results[name]), list(results).index(name)))
     if len(results) > 1:
         shown = ", ".join(f"{name} {result['score']:.2f}" for name, result in results.items())
         judge.log.say(f"Validation {judge.metric}: {shown}. The final model is {winner}.")
     states.load_model_tensors(final, candidates[winner](), root)
-    validation = {k: v for k, v in results[winner].items() if k not in ("samples", "score")}
+    validation = {k: v for k, v in results[winner].items() if k not in ("samples", "score", "attention")}
     return winner, validation or None
 
 

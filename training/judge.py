@@ -69,9 +69,27 @@ class Judge:
                     self.head.sources[:SAMPLES], self.head.references[:SAMPLES], outputs[:SAMPLES], strict=True
                 )
             ]
+        if self.options.evaluation.attention:
+            result["attention"] = self.attention_health(model)
         result["score"] = result["loss"] if self.metric == "loss" else result[self.metric]["score"]
         states.restore_random_states(random)
         return result
+
+    def attention_health(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Of each kind of attention: mean entropy of its heads (0 looks at one place, 1 at all alike), dead heads."""
+        if not self.accelerator.is_main_process:
+            return {}
+        from metaphrase.inspection.health import summarize
+
+        heads = summarize(model, self.tokenizer, self.head.sources[: self.options.evaluation.attention])
+        health = {}
+        for kind in dict.fromkeys(head.kind for head in heads):
+            own = [head for head in heads if head.kind == kind]
+            health[kind] = {
+                "entropy": round(sum(head.entropy for head in own) / len(own), 4),
+                "dead": [[head.layer, head.head] for head in own if head.dead],
+            }
+        return health
 
     def evaluate(self, model: torch.nn.Module, progress: Progress) -> None:
         """Score the model as it is after `progress.updates`, and enter the result."""
@@ -83,7 +101,8 @@ class Judge:
         progress.evaluated = progress.updates
         entry = {"update": progress.updates, "score": result["score"], "loss": result["loss"]}
         progress.evaluations.append(entry)
-        flat = {name: value["score"] if isinstance(value, dict) else value for name, value in result.items()}
+        scored = self.options.evaluation.metrics
+        flat = {name: value["score"] if name in scored else value for name, value in result.items()}
         seconds = round(time.monotonic() - began, 2)
         self.log.write({"kind": "evaluation", "update": progress.updates, **flat, "evaluation_seconds": seconds})
         if self.loss is not None:

@@ -23,9 +23,14 @@ from torch import nn
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training.log import TrainLog
+from metaphrase.training.objective import Loss, make_loss, plain_loss
+from metaphrase.training.running_mean import RunningMean
 from metaphrase.training.schedule import learning_rate, set_learning_rate
 from metaphrase.training.spread import hold_back
 from metaphrase.training.stream import Stream, Update
+
+NORM_MEMORY = 50
+"""Updates over which the running mean of gradient norms forgets."""
 
 
 @dataclass
@@ -34,8 +39,10 @@ class Progress:
 
     updates: int = 0
     skipped: int = 0
-    """Updates whose gradient was not finite; they changed nothing."""
+    """Updates whose gradient was not finite or far too large; they changed nothing."""
     skipped_in_a_row: int = 0
+    mean_norm: float = 0.0
+    """Running mean of the gradient's norm."""
     seconds: float = 0.0
     """Seconds spent up to here, in every command that worked on this run."""
     training_seconds: float = 0.0
@@ -67,6 +74,7 @@ class Task:
     """Scores the model and enters the result into the progress."""
     save: Callable[[Progress], None]
     """Writes a checkpoint."""
+    mean: RunningMean | None = None
 
 
 def learn(task: Task, progress: Progress, *, started: float) -> str:
@@ -83,7 +91,7 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
     accelerator, model, optimizer, options = task.accelerator, task.model, task.optimizer, task.options
     rule, evaluation, saving = options.optimizer, options.evaluation, options.checkpoints
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    budget = Budget(options, task.stream, started)
+    budget, loss_of = Budget(options, task.stream, started), make_loss(rule.rdrop)
     updates = iter(task.stream)
 
     def after(made: bool, signalled: bool, time_up: bool) -> str:
@@ -113,17 +121,21 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
             rate = learning_rate(progress.updates + 1, peak=task.peak, warmup=rule.warmup)
             set_learning_rate(optimizer, rate)
             counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up())
-            loss = add_gradients(accelerator, model, update, counts[0])
+            loss = add_gradients(accelerator, model, update, counts[0], loss_of)
             norm = accelerator.clip_grad_norm_(parameters, rule.max_grad_norm or math.inf)
             loss, norm, tokens, signalled, time_up = torch.stack([loss, full(norm), *counts]).tolist()
-            if math.isfinite(norm) or accelerator.scaler is not None:
+            good = is_good(norm, progress, rule.skip_above)
+            if good or accelerator.scaler is not None:  # a scaler skips by itself, and must see the bad ones
                 optimizer.step()
             optimizer.zero_grad()
-            made = math.isfinite(norm) and not getattr(optimizer, "step_was_skipped", False)
+            made = good and not getattr(optimizer, "step_was_skipped", False)
             if made:
                 progress.updates, progress.skipped_in_a_row = progress.updates + 1, 0
+                progress.mean_norm += (norm - progress.mean_norm) / min(progress.updates, NORM_MEMORY)
+                if task.mean is not None:
+                    task.mean.update()
             else:
-                skip(progress, rule.max_skipped)
+                skip(progress, rule.max_skipped, norm)
             progress.target_tokens += int(tokens)
             budget.took(update=time.monotonic() - clock)
             progress.training_seconds += time.monotonic() - clock
@@ -142,7 +154,9 @@ def share_counts(accelerator: Accelerator, tokens: int, signalled: bool, time_up
     return counts
 
 
-def add_gradients(accelerator: Accelerator, model: nn.Module, update: Update, tokens: torch.Tensor) -> torch.Tensor:
+def add_gradients(
+    accelerator: Accelerator, model: nn.Module, update: Update, tokens: torch.Tensor, loss_of: Loss = plain_loss
+) -> torch.Tensor:
     """Add the gradient of this process's share of an update; returns its share of the loss a token.
 
     DDP and FSDP take the mean over processes where a sum is due, hence the factor. Gradients travel once, with the
@@ -154,7 +168,7 @@ def add_gradients(accelerator: Accelerator, model: nn.Module, update: Update, to
         batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
         last = number + 1 == len(update.batches)
         with contextlib.nullcontext() if last else hold_back(model), naming(accelerator, update, number):
-            loss = model(**batch, num_items_in_batch=tokens).loss
+            loss = loss_of(model, batch, tokens)
             accelerator.backward(loss * processes if processes > 1 else loss)
         total += loss.detach()
     return total
@@ -192,7 +206,14 @@ def full(norm: torch.Tensor) -> torch.Tensor:
     return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).double()
 
 
-def skip(progress: Progress, most: int) -> None:
+def is_good(norm: float, progress: Progress, skip_above: float | None) -> bool:
+    """Whether a gradient may change the weights: finite, and not far above the running mean of norms."""
+    if skip_above is not None and progress.updates >= NORM_MEMORY and norm > skip_above * progress.mean_norm:
+        return False
+    return math.isfinite(norm)
+
+
+def skip(progress: Progress, most: int, norm: float) -> None:
     """Count an update that changed nothing.
 
     Raises:
@@ -201,8 +222,9 @@ def skip(progress: Progress, most: int) -> None:
     progress.skipped, progress.skipped_in_a_row = progress.skipped + 1, progress.skipped_in_a_row + 1
     if progress.skipped_in_a_row >= most:
         raise MetaphraseError(
-            f"{progress.skipped_in_a_row} updates in a row after update {progress.updates} had no finite gradient; "
-            "lower optimizer.learning_rate or lengthen optimizer.warmup, and go on from a checkpoint before."
+            f"{progress.skipped_in_a_row} updates in a row after update {progress.updates} had a gradient that is not "
+            f"finite or far too large (norm {norm:.3g}, usually {progress.mean_norm:.3g}); lower "
+            "optimizer.learning_rate or lengthen optimizer.warmup, and go on from a checkpoint before."
         )
 
 

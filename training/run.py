@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import yaml
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, spread, states
-from metaphrase.training.finish import CHECKPOINTS, Run, finish
+from metaphrase.training import spread, states
+from metaphrase.training.finish import Run, finish
+from metaphrase.training.fit import largest_batch
+from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder
 from metaphrase.training.judge import Judge
 from metaphrase.training.lock import FolderLock
 from metaphrase.training.log import TrainLog
 from metaphrase.training.loop import Budget, Progress, Task, learn
-from metaphrase.training.material import gather
+from metaphrase.training.material import Material, gather
+from metaphrase.training.objective import make_loss
+from metaphrase.training.running_mean import RunningMean
 from metaphrase.training.schedule import peak_learning_rate
-from metaphrase.training.stream import Position, Stream
+from metaphrase.training.snapshot import Learner, Saver, choose_origin, process_seed, restore
+from metaphrase.training.stream import Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-RECIPE = "recipe.yaml"
 
 
 def train(
@@ -49,6 +52,7 @@ def train(
 
     Raises:
         MetaphraseError: anything a user can mend, in one sentence.
+        KeyboardInterrupt: a signal stopped the run; everything is saved, and how to go on was said.
     """
     started = time.monotonic()
     if options.max_updates is None and options.epochs is None and options.minutes is None:
@@ -65,25 +69,26 @@ def train(
         stack.callback(log.close)
 
         material = gather(options, accelerator)
-        tokenizer = material.tokenizer
         known = f"{material.pairs:,} pairs to learn from" if material.pairs is not None else "pairs are streamed"
-        log.say(f"{material.report.summary()}; {known}, {len(tokenizer):,} tokens known")
+        log.say(f"{material.report.summary()}; {known}, {len(material.tokenizer):,} tokens known")
 
-        states.seed_everything(options.seed)
-        plain = MetaphraseForConditionalGeneration(make_config(options, tokenizer))
-        plain.generation_config.update(
-            num_beams=options.evaluation.num_beams, length_penalty=options.evaluation.length_penalty
-        )
+        plain = build_model(options, material.tokenizer)
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
         log.say(f"{plain.num_parameters():,} parameters, {processes} on {accelerator.device.type}")
         model, optimizer = spread.prepare(accelerator, plain, options.optimizer, compiled=options.compile)
-        states.seed_everything(options.seed + 1_000_003 * (accelerator.process_index + 1))
+        mean = RunningMean(plain, options.optimizer.ema) if options.optimizer.ema is not None else None
+        states.seed_everything(process_seed(options.seed, accelerator.process_index))
 
+        learner = Learner(accelerator, plain, optimizer, mean)
         progress, position = Progress(), None
-        origin = chosen_checkpoint(accelerator, folder / CHECKPOINTS, resume)
+        origin = choose_origin(accelerator, folder / CHECKPOINTS, resume)
         if origin is not None:
-            progress, position = restore(origin, accelerator, plain, optimizer, options)
+            progress, position = restore(learner, origin, options.seed)
             log.say(f"Going on from {origin}: {progress.updates:,} updates, {position.seen:,} pairs seen")
+        if options.batches.tokens == "auto":
+            tokens = position.tokens if position is not None else find_tokens(plain, material, options, accelerator)
+            options = replace(options, batches=replace(options.batches, tokens=tokens))
+            log.say(f"Batches of {tokens:,} tokens")
         stream = Stream(
             material,
             tokens=options.batches.tokens,
@@ -93,43 +98,38 @@ def train(
             rank=accelerator.process_index,
             position=position,
         )
-        log.open(after=progress.updates)
+
+        before = progress.updates
+        log.open(after=before)
         accelerator.init_trackers("metaphrase", config=flat(plain_options(options)))
-        judge = Judge(material.validation, tokenizer, options, plain.config, accelerator, log)
-
-        def save(progress: Progress) -> None:
-            log.settle(progress)
-            saved = snapshot(progress, stream, accelerator, options)
-            tensors, moments = states.model_tensors(plain), states.optimizer_tensors(plain, optimizer)
-            if accelerator.is_main_process:
-                lock.touch()
-                root = folder / CHECKPOINTS
-
-                def fill(place: Path) -> None:
-                    states.save_tensors(place / "model.safetensors", tensors)
-                    states.save_tensors(place / "optimizer.safetensors", moments)
-                    plain.config.save_pretrained(place)
-
-                checkpoint.write_checkpoint(root, progress.updates, fill, saved)
-                best = judge.best_updates(progress, options.checkpoints.keep_best)
-                checkpoint.rotate(root, keep_last=options.checkpoints.keep_last, best=best)
-            accelerator.wait_for_everyone()
-
-        def evaluate(progress: Progress) -> None:
-            judge.evaluate(spread.whole(accelerator, plain), progress)
-
-        peak = peak_learning_rate(options.optimizer, plain.config.d_model)
-        task = Task(accelerator, model, optimizer, stream, options, peak, log, evaluate, save)
         log.remaining = Budget(options, stream, started).left
+        judge = Judge(material.validation, material.tokenizer, options, plain.config, accelerator, log)
+        saver = Saver(folder / CHECKPOINTS, learner, stream, judge, lock, options)
+        task = Task(
+            accelerator,
+            model,
+            optimizer,
+            stream,
+            options,
+            peak=peak_learning_rate(options.optimizer, plain.config.d_model),
+            log=log,
+            evaluate=lambda progress: judge.evaluate(spread.whole(accelerator, plain), progress),
+            save=saver.save,
+            mean=mean,
+        )
         reason = learn(task, progress, started=started - progress.seconds)
         log.close()
         if reason == "signal":
-            again = f"{command or f'metaphrase train {recipe_name}'}".removesuffix(" --resume")
+            again = (command or f"metaphrase train {recipe_name}").removesuffix(" --resume")
             log.say(f"Stopped after {progress.updates:,} updates, all saved. Go on with: {again} --resume")
             raise KeyboardInterrupt
         log.say(f"Training ended ({reason}) after {progress.updates:,} updates.")
-        run = Run(folder, recipe_name, command, options, material, accelerator, judge)
-        finish(run, plain, progress, stream.epochs)
+        if progress.updates == before and is_finished(folder, before):
+            log.say(f"{folder} is finished; give it a larger budget to train on.")
+        else:
+            finish(
+                Run(folder, recipe_name, command, options, material, accelerator, judge), plain, progress, stream.epochs
+            )
         accelerator.end_training()
     return folder
 
@@ -162,58 +162,14 @@ def set_threads(wanted: int | None, processes: int) -> None:
     torch.set_num_threads(wanted or max(1, cores // processes))
 
 
-def prepare_folder(folder: Path, options: RunOptions, resume: bool | str | Path) -> None:
-    """Refuse a folder that holds something else, clear what a dead process left, and write the options as run."""
-    used = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if used and not resume:
-        what = "a run" if RECIPE in used else f"other files ({', '.join(used[:3])})"
-        raise MetaphraseError(f"{folder} already holds {what}; go on with it by --resume, or choose another --output.")
-    if used and RECIPE not in used:
-        raise MetaphraseError(f"{folder} holds no run to go on with: there is no {RECIPE} in it.")
-    if RECIPE in used:
-        check_same_run(folder / RECIPE, options)
-    checkpoint.clean(folder)
-    checkpoint.clean(folder / CHECKPOINTS)
-    checkpoint.write_file(folder / RECIPE, yaml.safe_dump(plain_options(options), sort_keys=False, allow_unicode=True))
-
-
-def plain_options(options: RunOptions) -> dict[str, Any]:
-    """The options as YAML can hold them."""
-    values = asdict(options)
-    values["optimizer"]["betas"] = list(values["optimizer"]["betas"])
-    return values
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by dotted name, with values that every tracker takes."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            result.update(flat(value, f"{prefix}{key}."))
-        else:
-            result[prefix + key] = value if isinstance(value, (bool, int, float, str)) else str(value)
-    return result
-
-
-def check_same_run(recipe: Path, options: RunOptions) -> None:
-    """A run goes on with the data, tokenizer, model and seed that it began with.
-
-    Raises:
-        MetaphraseError: names the option that changed, and both values.
-    """
-    before, now = yaml.safe_load(recipe.read_text(encoding="utf-8")), plain_options(options)
-    for group in ("data", "tokenizer", "model", "seed"):
-        old, new = before.get(group), now[group]
-        if old == new:
-            continue
-        if not isinstance(new, dict) or not isinstance(old, dict):
-            raise MetaphraseError(f"The run in {recipe.parent} has {group} {old}, not {new}; give it the same.")
-        for key in sorted({*old, *new} - {"workers", "test"}):
-            if old.get(key) != new.get(key):
-                raise MetaphraseError(
-                    f"The run in {recipe.parent} has {group}.{key} {old.get(key)}, not {new.get(key)}; "
-                    "go on with the same, or choose another --output."
-                )
+def build_model(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> MetaphraseForConditionalGeneration:
+    """A model drawn by the run's seed, the same on every process, that generates as the run is scored."""
+    states.seed_everything(options.seed)
+    model = MetaphraseForConditionalGeneration(make_config(options, tokenizer))
+    model.generation_config.update(
+        num_beams=options.evaluation.num_beams, length_penalty=options.evaluation.length_penalty
+    )
+    return model
 
 
 def make_config(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> MetaphraseConfig:
@@ -238,56 +194,21 @@ def make_config(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> Meta
         raise MetaphraseError(f"model: {error}") from None
 
 
-def chosen_checkpoint(accelerator: Accelerator, root: Path, resume: bool | str | Path) -> Path | None:
-    """The checkpoint to go on from. The main process looks, so that all take the same one."""
-    found: list[str | None] = [None]
-    if accelerator.is_main_process and resume:
-        if isinstance(resume, bool):
-            newest = checkpoint.newest_checkpoint(root)
-            found = [str(newest) if newest is not None else None]
-        else:
-            checkpoint.verify(Path(resume))
-            found = [str(resume)]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(found)
-    return Path(found[0]) if found[0] is not None else None
+def find_tokens(model: torch.nn.Module, material: Material, options: RunOptions, accelerator: Accelerator) -> int:
+    """The batch size for `batches.tokens: auto`. No random state is changed by the search."""
+    random = states.random_states()
+    window = material.windows(0, 0)
+    longest = int(max(window.source_lengths.max(), window.target_lengths.max()))
+    loss = make_loss(options.optimizer.rdrop)
+    tokens = largest_batch(model, loss, accelerator, longest=longest, vocabulary=len(material.tokenizer))
+    states.restore_random_states(random)
+    return tokens
 
 
-def snapshot(progress: Progress, stream: Stream, accelerator: Accelerator, options: RunOptions) -> dict[str, Any]:
-    """state.json of a checkpoint; every process calls it."""
-    from accelerate.utils import gather_object
-
-    random = gather_object([states.random_states()]) if accelerator.num_processes > 1 else [states.random_states()]
-    scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else None
-    return {
-        "progress": vars(progress),
-        "position": vars(stream.position),
-        "random": random,
-        "scaler": scaler,
-        "processes": accelerator.num_processes,
-        "options": plain_options(options),
-    }
-
-
-def restore(
-    origin: Path,
-    accelerator: Accelerator,
-    model: MetaphraseForConditionalGeneration,
-    optimizer: torch.optim.Optimizer,
-    options: RunOptions,
-) -> tuple[Progress, Position]:
-    """Weights, moments, random states and counts from a checkpoint; every process calls it and reads the folder."""
-    state = checkpoint.read_state(origin)
-    states.load_model_tensors(model, states.load_tensors(origin / "model.safetensors"), origin)
-    states.load_optimizer_tensors(model, optimizer, states.load_tensors(origin / "optimizer.safetensors"))
-    if accelerator.scaler is not None and state["scaler"] is not None:
-        accelerator.scaler.load_state_dict(state["scaler"])
-    progress, position = Progress(**state["progress"]), Position(**state["position"])
-    rank = accelerator.process_index
-    if rank < len(state["random"]):
-        states.restore_random_states(state["random"][rank])
-    else:  # a process that was not there before
-        states.seed_everything(options.seed + 1_000_003 * (rank + 1) + 7919 * progress.updates)
-    if not accelerator.is_main_process:
-        progress.window.pop("loss", None)
-    return progress, position
+def is_finished(folder: Path, updates: int) -> bool:
+    """Whether the folder holds the results of a run of so many updates."""
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    return results["training"]["updates"] == updates

@@ -10,6 +10,7 @@ an update that was skipped does not count. So it has no state to save.
 from __future__ import annotations
 
 import torch
+
 from metaphrase.configuration.options import OptimizerOptions
 
 

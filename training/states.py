@@ -40,7 +40,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Weights, whole, on the CPU."""
-    return {name: _whole(tensor) for name, tensor in named_tensors(model).items()}
+    return {name: whole(tensor) for name, tensor in named_tensors(model).items()}
 
 
 def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor], origin: Path) -> None:
@@ -59,7 +59,7 @@ def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor], origin: Pat
                 f"{origin} is of another model: {name} is {list(tensors[name].shape)} there, {list(tensor.shape)} here."
             )
         with torch.no_grad():
-            tensor.copy_(_spread(tensors[name], tensor))
+            tensor.copy_(spread(tensors[name], tensor))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}.{name}"] = _whole(value)
+            tensors[f"{key}.{name}"] = whole(value)
     return tensors
 
 
@@ -84,7 +84,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
             if kind == "step":
                 state[kind] = tensor.to(parameter.device) if fused else tensor.clone()
             else:
-                state[kind] = _spread(tensor, parameter)
+                state[kind] = spread(tensor, parameter)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -133,12 +133,13 @@ def _bytes(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on the CPU; every process calls it."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
-def _spread(tensor: Tensor, like: Tensor) -> Tensor:
+def spread(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of `like`, spread over the processes as `like` is. Never shares memory with it."""
     if isinstance(like, DTensor):
         return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

@@ -1,0 +1,167 @@
+"""The running mean, R-Drop, the guard, automatic batches, attention health: each does what its option says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
+from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
+from metaphrase.training import loop, states
+from metaphrase.training.data.batching import collate
+from metaphrase.training.fit import largest_batch
+from metaphrase.training.objective import plain_loss, rdrop_loss
+from metaphrase.training.run import train
+from metaphrase.training.running_mean import RunningMean
+
+BATCH = [([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])]
+
+
+def records(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def tiny_model(dropout: float, smoothing: float = 0.1) -> MetaphraseForConditionalGeneration:
+    torch.manual_seed(0)
+    config = MetaphraseConfig.from_preset(
+        "base", vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, dropout=dropout, init_std=0.3,
+        label_smoothing=smoothing,
+    )  # fmt: skip
+    return MetaphraseForConditionalGeneration(config).train()
+
+
+def test_rdrop_without_noise_is_the_plain_loss():
+    model, batch = tiny_model(dropout=0.0), collate(BATCH)
+    plain = plain_loss(model, batch, torch.tensor(9.0))
+    assert rdrop_loss(model, batch, torch.tensor(9.0), 5.0).item() == pytest.approx(plain.item(), abs=1e-6)
+
+
+def test_rdrop_adds_the_distance_of_two_readings():
+    model, batch = tiny_model(dropout=0.3), collate(BATCH)
+    losses = []
+    for weight in (0.0, 1.0, 3.0):
+        torch.manual_seed(1)
+        losses.append(rdrop_loss(model, batch, torch.tensor(6.0), weight).item())
+    assert losses[1] > losses[0]
+    assert losses[2] - losses[0] == pytest.approx(3 * (losses[1] - losses[0]), rel=1e-4)
+
+
+def test_rdrop_of_a_batch_that_counts_for_nothing_is_0():
+    model = tiny_model(dropout=0.3)
+    loss = rdrop_loss(model, collate(BATCH, real=False), torch.tensor(6.0), 5.0)
+    loss.backward()
+    assert loss.item() == 0.0 and all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_rdrop_trains(tiny_options):
+    folder = train(tiny_options(max_updates=8, **{"optimizer.rdrop": 2.0}), recipe_name="tiny")
+    log = records(folder, "training")
+    assert len(log) == 8 and log[-1]["loss"] < log[0]["loss"]
+
+
+def test_running_mean_follows_its_formula():
+    model = torch.nn.Linear(2, 2)
+    expected = model.weight.detach().clone()
+    mean = RunningMean(model, decay=0.9)
+    for _ in range(5):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        mean.update()
+        expected = 0.9 * expected + 0.1 * model.weight.detach()
+    assert torch.allclose(mean.tensors(model)["weight"], expected)
+
+
+def test_running_mean_competes_and_goes_on_exactly(tiny_options, tmp_path, capsys):
+    changes = {"optimizer.ema": 0.8, "evaluation.metrics": []}
+    straight = train(tiny_options(output=str(tmp_path / "straight"), **changes), recipe_name="tiny")
+    assert "running mean" in capsys.readouterr().err
+    train(tiny_options(max_updates=8, **changes), recipe_name="tiny")
+    broken = train(tiny_options(**changes), recipe_name="tiny", resume=True)
+    name = "checkpoints/checkpoint-12/running_mean.safetensors"
+    one, two = (states.load_tensors(folder / name) for folder in (straight, broken))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    weights = states.load_tensors(straight / "checkpoints/checkpoint-12/model.safetensors")
+    assert not torch.equal(one["model.shared.weight"], weights["model.shared.weight"])
+
+
+def faulty(monkeypatch, bad: set[int], factor: float = math.nan) -> None:
+    """The gradient of these updates, counted from 1, is multiplied by a factor."""
+    honest, calls = loop.add_gradients, [0]
+
+    def add(accelerator, model, *rest):
+        loss = honest(accelerator, model, *rest)
+        calls[0] += 1
+        if calls[0] in bad:
+            for parameter in model.parameters():
+                parameter.grad.mul_(factor)
+        return loss
+
+    monkeypatch.setattr(loop, "add_gradients", add)
+
+
+def test_a_bad_update_is_skipped_and_counted_and_the_schedule_waits(tiny_options, monkeypatch):  # LR-STEP
+    faulty(monkeypatch, {3, 4})
+    folder = train(tiny_options(max_updates=5), recipe_name="tiny")
+    log = records(folder, "training")
+    assert [record["update"] for record in log] == [1, 2, 3, 4, 5]
+    assert [record["skipped"] for record in log] == [0, 0, 2, 2, 2]
+    assert [record["lr"] for record in log] == pytest.approx([3e-3 * update / 20 for update in range(1, 6)])
+    assert json.loads((folder / "results.json").read_text())["training"]["skipped_updates"] == 2
+    weights = states.load_tensors(folder / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_too_many_bad_updates_stop_the_run(tiny_options, monkeypatch):
+    faulty(monkeypatch, set(range(6, 100)))
+    with pytest.raises(MetaphraseError, match=r"4 updates in a row after update 5 .*learning_rate"):
+        train(tiny_options(**{"optimizer.max_skipped": 4}), recipe_name="tiny")
+    left = Path(tiny_options().output) / "checkpoints" / "checkpoint-4"
+    assert all(tensor.isfinite().all() for tensor in states.load_tensors(left / "model.safetensors").values())
+
+
+def test_a_gradient_far_above_the_mean_is_skipped(tiny_options, monkeypatch):
+    faulty(monkeypatch, {55}, factor=1000.0)
+    changes = {"optimizer.skip_above": 20.0, "evaluation.every": 100, "evaluation.metrics": []}
+    log = records(train(tiny_options(max_updates=56, **changes), recipe_name="tiny"), "training")
+    assert [record["skipped"] for record in log[53:]] == [0, 1, 1]
+
+
+def test_automatic_batches_are_found_and_kept(tiny_options, monkeypatch):
+    monkeypatch.setattr("metaphrase.training.fit.CPU_MOST", 1536)
+    options = tiny_options(max_updates=2, **{"batches.tokens": "auto"})
+    folder = train(options, recipe_name="tiny")
+    assert json.loads((folder / "results.json").read_text())["training"]["tokens"] == 1536
+    monkeypatch.setattr("metaphrase.training.run.largest_batch", lambda *a, **k: pytest.fail("searched again"))
+    options.max_updates = 3
+    assert train(options, recipe_name="tiny", resume=True) == folder
+
+
+def test_a_batch_that_does_not_fit_is_told():
+    def loss(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(MetaphraseError, match="does not fit in memory"):
+        largest_batch(torch.nn.Linear(2, 2), loss, Accelerator(cpu=True), longest=10, vocabulary=20)
+
+
+def test_attention_health_is_in_the_log(tiny_options):
+    folder = train(tiny_options(max_updates=4, **{"evaluation.attention": 4}), recipe_name="tiny")
+    health = records(folder, "evaluation")[0]["attention"]
+    assert set(health) == {"encoder", "decoder", "cross"}
+    assert all(0 <= kind["entropy"] <= 1 and isinstance(kind["dead"], list) for kind in health.values())
+
+
+def test_a_finished_run_is_left_as_it_is(tiny_options, capsys):
+    folder = train(tiny_options(max_updates=4), recipe_name="tiny")
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    train(tiny_options(max_updates=4), recipe_name="tiny", resume=True)
+    assert "is finished" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
