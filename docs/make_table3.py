@@ -128,11 +128,10 @@ training step takes three times as many.
 
 - **The layers agree.** From 2 to 8 layers ours grow by {ours / 1e6:.1f} M, the paper's by {theirs} M.
 - **The vocabulary does not.** The paper says "about 37000 tokens". Its base and (C) rows fit a shared matrix of
-  {min(rows_c):.0f},000 to {max(rows_c):.0f},000 entries, its big row one of {implied["big"]:.0f},000; no one number fits.
+  {min(rows_c):.0f},000 to {max(rows_c):.0f},000 entries, its big row one of {implied["big"]:.0f},000.
 - **(B)** Both rows fit {min(rows_b):.0f},000 to {max(rows_b):.0f},000 entries, as base does, with d_k for queries and
   keys alone, and d_v left at 64.
-- **(E)** has {MetaphraseConfig().max_position_embeddings:,} learned positions for each stack; the paper does not say how
-  many.
+- **(E)** has {MetaphraseConfig().max_position_embeddings:,} learned positions for each stack; the paper names no number.
 - Every projection of attention has a bias here, as in most implementations since; the paper's formulas show none. That
   is {12 * 512 * 4 + 6 * 512 * 4:,} parameters in the base model.
 
