@@ -108,7 +108,7 @@ def card_metadata(results: Mapping[str, Any]) -> ModelCardData:
             EvalResult(
                 task_type="translation" if two else "text2text-generation",
                 dataset_type=data["path"] if _is_hub_id(data.get("path")) else _slug(data.get("path") or "data"),
-                dataset_name=_one_line(Path(str(data.get("path") or "data")).name),
+                dataset_name=_one_line(Path(str(data.get("path") or "data")).resolve().name) or "data",
                 dataset_split="test" if results.get("test") else "validation",
                 metric_type=metric,
                 metric_name=METRIC_NAMES.get(metric, metric),

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 FRONT_MATTER = re.compile(r"\A---\r?\n(?P<yaml>.*?)\r?\n---(\r?\n|\Z)", re.DOTALL)
-LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}")
 LANGUAGE_WORDS = ("code", "multilingual")
 LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
@@ -34,8 +34,10 @@ def card_faults(text: str) -> list[str]:
 
 
 def _empty_values(place: str, value: Any) -> Iterator[str]:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        yield f"{place} is {'empty' if value is None else value}"
+    if value is None or value == "":
+        yield f"{place} is empty"
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{place} is {value}"
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _empty_values(f"{place}.{key}" if place else str(key), item)

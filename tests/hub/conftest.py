@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-WATCHDOG_SECONDS = 240
+WATCHDOG_SECONDS = 400
 TOKEN_NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
 

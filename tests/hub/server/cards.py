@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 FRONT_MATTER = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---(\r?\n|\Z)", re.DOTALL)
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*\Z|multilingual\Z|code\Z")
+LANGUAGE = re.compile(r"([a-z]{2,3}|multilingual|code)\Z")
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*\Z")
 TEXT_LISTS = ("tags", "datasets", "metrics")
 
@@ -34,7 +34,7 @@ def card_errors(readme: str) -> list[str]:
 
 
 def _empty_values(value: Any, path: str) -> list[str]:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None or value == "" or (isinstance(value, float) and not math.isfinite(value)):
         return [f'"{path}" must have a value']
     if isinstance(value, dict):
         return [error for key, item in value.items() for error in _empty_values(item, f"{path}.{key}")]
