@@ -121,7 +121,7 @@ def read_corpus(data: DataOptions, cache_dir: Path | None = None, *, seed: int =
         parts.append(part)
         reports.append(report)
     if validation is None and data.validation_size:
-        validation = _hold_out(parts[0], reports[0], data.validation_size, seed)
+        validation = _hold_out(parts[0], reports[0], data.validation_size, seed, root)
     return Corpus(parts, validation, CorpusReport.merged(reports), data, scratch)
 
 
@@ -137,7 +137,7 @@ def _read_part(data: DataOptions, root: Path) -> tuple[Part, CorpusReport]:
     """The training pairs of one corpus, written to the cache or found there."""
     source = find_source(data, "train")
     assert source is not None  # find_source raises where there is nothing to learn from
-    _check_tags(data)
+    check_tags(data)
     key = fingerprint("pairs", source.identity(), data.max_pairs)
     folder = root / f"pairs-{key}"
     if not (folder / "report.json").is_file():
@@ -149,7 +149,8 @@ def _read_part(data: DataOptions, root: Path) -> tuple[Part, CorpusReport]:
     return Part(source.name, _map_arrow(folder / "pairs.arrow"), key, data.tags, data.weight), report
 
 
-def _check_tags(data: DataOptions) -> None:
+def check_tags(data: DataOptions) -> None:
+    """Raises where a tag could not be a token of its own."""
     for tag in data.tags:
         if not re.fullmatch(r"<[^<>\s]+>", tag) or tag in ("<pad>", "<s>", "</s>", "<unk>") or tag.startswith("<0x"):
             raise MetaphraseError(f"the tag {tag!r} must be written <…>, without spaces, and be no special token")
@@ -241,19 +242,35 @@ def _map_arrow(file: Path) -> Dataset:
     return Dataset.from_file(str(file))
 
 
-def _hold_out(part: Part, report: CorpusReport, size: int, seed: int) -> EvaluationSet:
-    """Takes `size` pairs, drawn by seed, out of a part."""
-    pairs = part.pairs
-    if size >= len(pairs):
+def _hold_out(part: Part, report: CorpusReport, size: int, seed: int, root: Path) -> EvaluationSet:
+    """Takes `size` pairs, drawn by seed, out of a part. Both halves are kept in the cache."""
+    if size >= len(part.pairs):
         raise MetaphraseError(
-            f"data.validation_size is {size} but there are only {len(pairs)} training pairs; give a validation split "
-            "or a smaller size"
+            f"data.validation_size is {size} but there are only {len(part.pairs)} training pairs; give a validation "
+            "split or a smaller size"
         )
-    held = np.zeros(len(pairs), dtype=bool)
-    held[np.random.default_rng(seed).choice(len(pairs), size, replace=False)] = True
-    rows = pairs.select(np.flatnonzero(held))
-    part.pairs = pairs.select(np.flatnonzero(~held))
     part.fingerprint = fingerprint(part.fingerprint, size, seed)
+    folder = root / f"pairs-{part.fingerprint}"
+    if not folder.is_dir():
+        with new_folder(folder) as unfinished:
+            _write_halves(part.pairs, size, seed, unfinished)
+    part.pairs = _map_arrow(folder / "pairs.arrow")
+    held = _map_arrow(folder / "held_out.arrow")
     report.kept -= size
     report.notes.append(f"there is no validation split: {size:,} training pairs were held out (seed {seed})")
-    return EvaluationSet(tagged(list(rows["source"]), part.tags), [[target] for target in rows["target"]])
+    return EvaluationSet(tagged(list(held["source"]), part.tags), [[target] for target in held["target"]])
+
+
+def _write_halves(pairs: Dataset, size: int, seed: int, folder: Path) -> None:
+    import pyarrow as pa
+
+    chosen = np.zeros(len(pairs), dtype=bool)
+    chosen[np.random.default_rng(seed).choice(len(pairs), size, replace=False)] = True
+    files = folder / "pairs.arrow", folder / "held_out.arrow"
+    with pa.OSFile(str(files[0]), "wb") as kept, pa.OSFile(str(files[1]), "wb") as held:
+        schema = pairs.data.schema
+        with pa.ipc.new_stream(kept, schema) as keep, pa.ipc.new_stream(held, schema) as hold:
+            for number, table in enumerate(pairs.with_format("arrow").iter(batch_size=ROWS)):
+                mask = chosen[number * ROWS : number * ROWS + len(table)]
+                keep.write_table(table.filter(pa.array(~mask)))
+                hold.write_table(table.filter(pa.array(mask)))

@@ -37,19 +37,21 @@ class EncodedCorpus:
 
     `source_lengths`, `target_lengths`: int32 [pairs], with `</s>`. `corpus[indices]` gives a list of (source ids,
     target ids), each a numpy array that is only to be read. `sizes` says how many pairs each part of the corpus has, in
-    order. `report` counts the pairs left out as too long.
+    order. `report` is the whole account: what the corpus left out, and the pairs that are too long.
     """
 
     def __init__(
         self,
         folders: Sequence[Path],
+        corpus_report: CorpusReport,
         *,
         weights: Sequence[float] | None = None,
         temperature: float | None = None,
         keep: Scratch | None = None,
     ) -> None:
         reports = [CorpusReport.load(folder / "report.json") for folder in folders]
-        self.report = CorpusReport.merged(reports)
+        self.report = CorpusReport.merged([corpus_report, *reports])
+        self.report.read, self.report.kept = corpus_report.read, sum(report.kept for report in reports)
         self.sizes = [report.kept for report in reports]
         self.times = times_an_epoch(self.sizes, weights or [1.0] * len(folders), temperature)
         """How many times an epoch brings each pair of each part."""
@@ -135,7 +137,7 @@ def encode_corpus(
     if sum(report.kept for report in encoded) == 0:
         raise MetaphraseError(f"every training pair is longer than data.max_length {options.max_length} tokens")
     weights = [part.weight for part in corpus.parts]
-    return EncodedCorpus(folders, weights=weights, temperature=options.temperature, keep=scratch)
+    return EncodedCorpus(folders, corpus.report, weights=weights, temperature=options.temperature, keep=scratch)
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:

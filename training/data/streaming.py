@@ -20,8 +20,8 @@ import numpy as np
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import DataOptions
-from metaphrase.training.data.cache import Scratch
-from metaphrase.training.data.corpus import ROWS, checked_pairs, tagged
+from metaphrase.training.data.cache import Scratch, fingerprint
+from metaphrase.training.data.corpus import ROWS, check_tags, checked_pairs, tagged
 from metaphrase.training.data.encoding import encode_texts
 from metaphrase.training.data.locate import find_source
 from metaphrase.training.data.report import CorpusReport, DropList
@@ -97,6 +97,7 @@ class StreamedCorpus:
         """
         if data.more:
             raise MetaphraseError("data.more cannot be streamed; leave out data.streaming, or the further corpora")
+        check_tags(data)
         self._scratch = Scratch() if listing is None else None
         listing = listing or self._scratch.path / "left_out.jsonl"
         self.data = data
@@ -108,6 +109,16 @@ class StreamedCorpus:
         self._long_lines = 0
         self._place: tuple[int, int] | None = None
         self._rows: Iterator[Row] = iter(())
+
+    @property
+    def tags(self) -> list[str]:
+        """Tokens that go before each source."""
+        return self.data.tags
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the source does, as far as that is known without reading it."""
+        return fingerprint("streamed", self.source.identity(), self.data.max_pairs)
 
     @property
     def report(self) -> CorpusReport:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from metaphrase.training.data.corpus import Corpus
+    from metaphrase.training.data.streaming import StreamedCorpus
 
 PAD, START, END, UNKNOWN = SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -68,7 +69,9 @@ def train_tokenizer(texts: Texts, options: TokenizerOptions) -> PreTrainedTokeni
     return wrap(train[options.kind](texts, options))
 
 
-def prepare_tokenizer(corpus: Corpus, options: TokenizerOptions, cache_dir: Path | None) -> PreTrainedTokenizerFast:
+def prepare_tokenizer(
+    corpus: Corpus | StreamedCorpus, options: TokenizerOptions, cache_dir: Path | None
+) -> PreTrainedTokenizerFast:
     """The tokenizer that the options ask for: loaded from `options.path`, or from the cache, or trained.
 
     The corpus' tags are tokens of it, and count into `options.vocab_size`.

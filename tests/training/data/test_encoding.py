@@ -59,6 +59,18 @@ def test_over_long_pairs_are_counted_and_listed(options, tmp_path):
         encode_corpus(corpus, tokenizer, options, tmp_path)
 
 
+def test_the_account_is_whole(options, folder, tmp_path):
+    pairs = made_up_pairs(100)
+    pairs[3], pairs[7] = ("", "blank"), (" ".join(["dog"] * 90), "long")
+    write_pairs(folder, "train", pairs)
+    options.max_length = 80
+    corpus = read_corpus(options, tmp_path)
+    tokenizer = prepare_tokenizer(corpus, TokenizerOptions(vocab_size=350), tmp_path)
+    report = encode_corpus(corpus, tokenizer, options, tmp_path).report
+    assert report.summary() == "100 lines read, 98 pairs kept; left out: 1 blank, 1 too_long"
+    assert [(drop["line"], drop["reason"]) for drop in report.drops()] == [(4, "blank"), (8, "too_long")]
+
+
 def test_the_cache_hangs_on_the_tokenizer(options, tmp_path, monkeypatch):
     corpus = read_corpus(options, tmp_path)
     small, large = (prepare_tokenizer(corpus, TokenizerOptions(vocab_size=size), None) for size in (330, 400))

@@ -9,7 +9,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import CorpusOptions, DataOptions, TokenizerOptions
 from metaphrase.training.data.batching import plan_epoch
 from metaphrase.training.data.streaming import StreamedCorpus
-from metaphrase.training.data.tokenizer import train_tokenizer
+from metaphrase.training.data.tokenizer import prepare_tokenizer, train_tokenizer
 
 from .conftest import made_up_pairs, write_pairs
 
@@ -61,6 +61,17 @@ def test_any_place_is_found_again(options, tokenizer):
         assert pairs == through[epoch][number]
         assert (window.epoch, window.number) == (epoch, number)
     assert [drop["line"] for drop in corpus.report.drops()] == [11]  # line 21 was tokenized by nobody, 11 read often
+
+
+def test_its_tokenizer_knows_the_tags(options, tmp_path, folder):
+    options.tags = ["<2yy>"]
+    corpus = StreamedCorpus(options)
+    tokenizer = prepare_tokenizer(corpus, TokenizerOptions(vocab_size=340), tmp_path)
+    tag = tokenizer.convert_tokens_to_ids("<2yy>")
+    assert all(source[0] == tag for source, _ in corpus.window(0, 0, tokenizer)[range(20)])
+    before = corpus.fingerprint
+    write_pairs(folder, "train", made_up_pairs(10))
+    assert StreamedCorpus(options).fingerprint != before
 
 
 def test_a_window_is_planned_like_an_epoch(options, tokenizer):
