@@ -16,6 +16,7 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.presets import PRESETS
 
 LANGUAGES = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el
@@ -133,6 +134,7 @@ def _template() -> str:
 
 def _summary(results: Mapping[str, Any]) -> str:
     model, data = results.get("model") or {}, results.get("data") or {}
+    model = {**PRESETS.get(model.get("preset"), {}), **model}
     size = f" with {model['parameters']:,} parameters" if _is_known(model.get("parameters")) else ""
     layers = [model.get("encoder_layers"), model.get("decoder_layers")]
     stacks = f" ({layers[0]} encoder and {layers[1]} decoder layers)" if all(map(_is_known, layers)) else ""

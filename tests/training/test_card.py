@@ -182,7 +182,8 @@ def test_the_template_is_in_a_wheel(tmp_path):
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "sys.meta_path = [finder for finder in sys.meta_path if 'Editable' not in str(finder)]\n"
         "from metaphrase.training import card; print(card.__file__, len(card.render_card({})))\n"
-        "from metaphrase.configuration.recipe_files import recipe_names; assert 'g2p_cmudict' in recipe_names()"
+        "from metaphrase.configuration.recipe_files import recipe_names; assert 'g2p_cmudict' in recipe_names()\n"
+        "from importlib.resources import files; assert (files('metaphrase.inspection') / 'web' / 'page.html').is_file()"
     )
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path / "site")], check=True, timeout=60)
     ran = subprocess.run(
