@@ -177,7 +177,7 @@ def score(
 
     if len(sources) != len(references):
         raise MetaphraseError(f"There are {len(sources)} source lines but {len(references)} lines of references.")
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_dir).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_dir, use_safetensors=True).eval()  # no pickles
     if torch.cuda.is_available():
         model.to("cuda")
     outputs = translate_all(

@@ -165,7 +165,7 @@ def _load(model_name: str, device: str | None) -> tuple:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise MetaphraseError(f"device is {device}, but torch sees no GPU here")
     _no_loading_bar()
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_name).to(place).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_name, use_safetensors=True).to(place).eval()  # no pickles
     return model, AutoTokenizer.from_pretrained(model_name)
 
 

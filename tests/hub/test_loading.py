@@ -88,7 +88,38 @@ def load_with_package(folder: str) -> dict[str, Any]:
         assert type(AutoModel.from_pretrained(source, **where)) is metaphrase.MetaphraseModel
         found[name] = fingerprint(model, tokenizer)
     assert not [name for name in sys.modules if name.startswith("transformers_modules")]
+    refuse_pickle(f"{folder}/new.v1.0")
     return found
+
+
+class Payload:
+    """Leaves a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, ("unpickled", "w"))
+
+
+def refuse_pickle(folder: str) -> None:
+    """A repo whose weights are a pickle is refused by the command line, which does not open it."""
+    import contextlib
+    import io
+
+    import torch
+    from huggingface_hub import HfApi
+
+    from metaphrase.cli import main
+
+    torch.save({"model.shared.weight": Payload()}, "pytorch_model.bin")
+    HfApi().create_repo("alice/pickled")
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+    for path in [*(Path(folder) / name for name in names), Path("pytorch_model.bin")]:
+        HfApi().upload_file(path_or_fileobj=path, path_in_repo=path.name, repo_id="alice/pickled")
+    for words in (["translate", "alice/pickled"], ["score", "alice/pickled", "--source", "s", "--reference", "s"]):
+        Path("s").write_text("a b\n")
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            assert main(words) == 2
+        assert "model.safetensors" in told.getvalue()
+    assert not Path("unpickled").exists()
 
 
 # Without the package

@@ -117,7 +117,7 @@ class MetaphraseConfig(PreTrainedConfig):
         """The configuration of a row of the paper's Table 3, or of one of the small ones, by name.
 
         Args:
-            name: a key of `presets.PRESETS`: "base", "big", "A-h1", "B-dk16", "C-N2", "D-drop0.0", "E-learned", "tiny" …
+            name: a key of `presets.PRESETS`: "base", "big", "A-h1", "B-dk16", "C-N2", "D-drop0.0", "E-learned" …
             overrides: fields to set on top of the preset.
 
         Raises:
@@ -134,7 +134,8 @@ class MetaphraseConfig(PreTrainedConfig):
     @classmethod
     def field_names(cls) -> list[str]:
         """The fields that describe a metaphrase model, in the order of the class."""
-        return [name for name in cls.__annotations__ if name not in ("is_encoder_decoder", "use_cache")]
+        library = ("is_encoder_decoder", "use_cache")
+        return [name for name in cls.__annotations__ if name not in library and not name.startswith("_")]
 
     def head_dims(self, num_heads: int) -> tuple[int, int]:
         """(d_k, d_v) of one head of an attention with `num_heads` heads (section 3.2.2)."""
@@ -143,7 +144,7 @@ class MetaphraseConfig(PreTrainedConfig):
     @classmethod
     def _check_names(cls, unknown: dict):
         """The library keeps names it does not know, which is right for those of a later version, not for slips."""
-        for name in unknown:
+        for name in unknown.keys() - cls.attribute_map.keys():
             close = get_close_matches(name, cls.field_names(), n=1, cutoff=0.8)
             if close:
                 raise ValueError(f"A model has no field {name!r}; did you mean {close[0]!r}?")
