@@ -104,6 +104,13 @@ function stripWidth(active) {
   return { side: active.side === "row" ? "col" : "row", width: heads * cell + 6, cell, heads };
 }
 
+/** A weight as an opaque colour between the faint ground and blue, so that a cell is one stroke of the brush. */
+function stripColour(weight) {
+  const [ground, blue] = [palette.ground, palette.full];
+  const share = weight ** 0.7;
+  return `rgb(${ground.map((value, i) => Math.round(value + (blue[i] - value) * share))})`;
+}
+
 function drawStrips(context, active, strips, row, width) {
   if (!strips.side) return;
   for (let h = 0; h < strips.heads; h++) {
@@ -111,12 +118,17 @@ function drawStrips(context, active, strips, row, width) {
     const x = (strips.side === "col" ? width - strips.width + 5 : 1) + h * strips.cell;
     for (const { r, c, weight } of linksOf(one, active)) {
       const y = (strips.side === "col" ? c : r) * row + row * 0.2;
-      context.fillStyle = palette.faint;
-      context.fillRect(x, y, strips.cell - 1, row * 0.6);
-      context.fillStyle = `rgba(${palette["blue-rgb"]}, ${weight ** 0.7})`;
+      context.fillStyle = weight > 0.01 ? stripColour(weight) : palette.faint;
       context.fillRect(x, y, strips.cell - 1, row * 0.6);
     }
   }
+}
+
+/** Change the look of a word only where it differs: a page of 200 words has hundreds. */
+function look(node, weight, on) {
+  const tint = weight > 0.004 ? `rgba(${palette["blue-rgb"]}, ${(0.06 + 0.44 * weight ** 0.7).toFixed(3)})` : "";
+  if (node.tint !== tint) node.style.backgroundColor = node.tint = tint;
+  if (node.on !== on) node.classList.toggle("on", (node.on = on));
 }
 
 /** Tint the words by weight and mark the chosen one. */
@@ -131,10 +143,9 @@ function drawWords(matrix, active) {
   const on = { row: active?.side === "row" ? active.index : active?.row, col: active?.side === "col" ? active.index : active?.col };
   for (const side of ["row", "col"]) {
     figure[side + "s"].forEach((button, index) => {
-      const weight = weights[side][index];
-      button.style.backgroundColor = weight > 0.004 ? `rgba(${palette["blue-rgb"]}, ${(0.06 + 0.44 * weight ** 0.7).toFixed(3)})` : "";
-      button.classList.toggle("on", on[side] === index);
-      button.setAttribute("aria-pressed", String(state.pin?.side === side && state.pin.index === index));
+      look(button, weights[side][index], on[side] === index);
+      const held = state.pin?.side === side && state.pin.index === index;
+      if (button.held !== held) button.setAttribute("aria-pressed", String((button.held = held)));
     });
   }
 }

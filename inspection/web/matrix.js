@@ -8,10 +8,9 @@ function imageOf(matrix, top) {
   [canvas.width, canvas.height] = [matrix.cols, matrix.rows];
   const context = canvas.getContext("2d");
   const image = context.createImageData(matrix.cols, matrix.rows);
-  for (let i = 0; i < matrix.values.length; i++) {
-    const colour = palette.ramp[Math.min(255, Math.round((matrix.values[i] / (top || 1)) * 255))];
-    image.data.set([...colour, 255], i * 4);
-  }
+  const pixels = new Uint32Array(image.data.buffer);
+  const scale = 255 / (top || 1);
+  for (let i = 0; i < pixels.length; i++) pixels[i] = palette.pixels[Math.min(255, Math.round(matrix.values[i] * scale))];
   context.putImageData(image, 0, 0);
   return canvas;
 }
@@ -118,6 +117,7 @@ function drawOverview() {
       for (let head = 0; head < heads; head++) nodes.push(thumbnail(layer, head));
     }
     box.replaceChildren(...nodes);
+    paintThumbnails([...box.querySelectorAll(".thumb")], key);
   }
   for (const button of box.querySelectorAll(".thumb")) {
     button.setAttribute("aria-pressed", String(Number(button.dataset.layer) === state.layer && Number(button.dataset.head) === state.head));
@@ -125,14 +125,22 @@ function drawOverview() {
 }
 
 function thumbnail(layer, head) {
-  const matrix = matrixOf(state.kind, layer, head, state.unit);
-  const button = element("button", {
-    type: "button", class: "thumb", "data-layer": layer, "data-head": head,
-    "aria-label": `Layer ${layer + 1}, head ${head + 1}`, title: `Layer ${layer + 1}, head ${head + 1}`,
+  const name = `Layer ${layer + 1}, head ${head + 1}`;
+  return element("button", {
+    type: "button", class: "thumb", "data-layer": layer, "data-head": head, "aria-label": name, title: name,
     on: { click: () => choose({ layer, head }) },
   });
-  const image = imageOf(matrix, topOf(matrix));
-  image.setAttribute("aria-hidden", "true");
-  button.append(image);
-  return button;
+}
+
+/** A few thumbnails a turn, so that long sentences neither delay the first paint nor hold up the pointer. */
+function paintThumbnails(buttons, key) {
+  const began = performance.now();
+  while (buttons.length && performance.now() - began < 12) {
+    const button = buttons.shift();
+    const matrix = matrixOf(state.kind, Number(button.dataset.layer), Number(button.dataset.head), state.unit);
+    const image = imageOf(matrix, topOf(matrix));
+    image.setAttribute("aria-hidden", "true");
+    button.replaceChildren(image);
+  }
+  if (buttons.length) setTimeout(() => byId("overview").dataset.key === key && paintThumbnails(buttons, key), 8);
 }

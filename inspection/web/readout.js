@@ -67,18 +67,21 @@ function drawSentences() {
   running.target = write("target-text", data.written);
 }
 
+function light(span) {
+  if (!span) return;
+  span.on = true;
+  span.classList.add("on");
+}
+
 function drawRunning(matrix, active) {
   const paint = (spans, side, shift) => spans.forEach((span, index) => {
     if (!span) return;
-    span.style.backgroundColor = "";
-    span.classList.remove("on");
-    if (!active || !side) return;
     const at = index + shift;
-    const own = side === "row" ? (active.side === "row" ? active.index : active.row) : active.side === "col" ? active.index : active.col;
-    if (own === at) span.classList.add("on");
-    const weight = side === "col" && active.side === "row" ? matrix.values[active.index * matrix.cols + at]
+    const live = active && side;
+    const own = side === "row" ? (active?.side === "row" ? active.index : active?.row) : active?.side === "col" ? active.index : active?.col;
+    const weight = !live ? 0 : side === "col" && active.side === "row" ? matrix.values[active.index * matrix.cols + at]
       : side === "row" && active.side === "col" ? matrix.values[at * matrix.cols + active.index] : 0;
-    if (weight > 0.004) span.style.backgroundColor = `rgba(${palette["blue-rgb"]}, ${(0.06 + 0.44 * weight ** 0.7).toFixed(3)})`;
+    look(span, weight, Boolean(live) && own === at);
   });
   const isRow = active?.side === "row";
   if (state.kind === "cross") {
@@ -86,13 +89,13 @@ function drawRunning(matrix, active) {
     paint(running.target, "row", 0);
   } else if (state.kind === "encoder") {
     paint(running.source, isRow ? "col" : "row", 0);
-    if (active && active.side !== "cell") running.source[active.index]?.classList.add("on");
+    if (active && active.side !== "cell") light(running.source[active.index]);
     paint(running.target, null, 0);
   } else {
     // What has been read is what was written a step before: the column of a word is one to the right of its row.
     paint(running.target, isRow ? "col" : "row", isRow ? 1 : 0);
-    if (active?.side === "row") running.target[active.index]?.classList.add("on");
-    if (active?.side === "col") running.target[active.index - 1]?.classList.add("on");
+    if (active?.side === "row") light(running.target[active.index]);
+    if (active?.side === "col") light(running.target[active.index - 1]);
     paint(running.source, null, 0);
   }
 }

@@ -41,7 +41,7 @@ function choose(change) {
   if (before.kind !== state.kind || before.unit !== state.unit) state.pin = state.hover = null;
   const structure = Object.keys(change).some((key) => key !== "hover" && key !== "pin");
   if (structure) drawControls();
-  remember();
+  if (structure || "pin" in change) remember();
   redraw(structure);
 }
 
@@ -122,6 +122,7 @@ function readPalette() {
   }
   const channels = (text) => text.split(",").map(Number);
   const hex = (text) => [1, 3, 5].map((at) => Number.parseInt(text.slice(at, at + 2), 16));
+  [palette.ground, palette.full] = [hex(palette.faint), channels(palette["blue-rgb"])];
   const stops = [hex(palette.panel), channels(palette["blue-rgb"]), channels(palette["deep-rgb"])];
   // 256 colours from paper over blue to deep; the exponent lifts small weights into view.
   palette.ramp = Array.from({ length: 256 }, (_, i) => {
@@ -129,4 +130,6 @@ function readPalette() {
     const low = Math.min(1, Math.floor(place));
     return stops[low].map((value, channel) => Math.round(value + (stops[low + 1][channel] - value) * (place - low)));
   });
+  // The same as whole pixels, in the byte order of this machine.
+  palette.pixels = new Uint32Array(Uint8Array.from(palette.ramp.flatMap((colour) => [...colour, 255])).buffer);
 }

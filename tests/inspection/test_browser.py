@@ -345,30 +345,33 @@ def test_axe_finds_nothing_serious(browser, pages, tmp_path):
         assert len(told) <= 1, told
 
 
+def processor_seconds(browser) -> float:
+    """What the page's main thread has worked. Counted so, other work on the machine does not count."""
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
+
 def test_two_hundred_tokens_stay_usable(browser, tmp_path):
-    """6 layers of 16 heads: first paint within 2 seconds, hover within 100 milliseconds; the best of three tries, since
-    other work may run beside the test."""
+    """6 layers of 16 heads: drawn within 2 seconds, a hover within 100 milliseconds."""
     size, words = 200, [f"word{i}" for i in range(199)]
-    pieces = Pieces(
-        (*(Piece(9, f" {w}", False, i) for i, w in enumerate(words)), Piece(2, "</s>", True, None)), " ".join(words)
-    )
+    body = (Piece(9, f" {word}", False, i) for i, word in enumerate(words))
+    pieces = Pieces((*body, Piece(2, "</s>", True, None)), " ".join(words))
     weights = (torch.randn(6, 16, size, size, generator=torch.Generator().manual_seed(2)) * 3).softmax(-1)
-    attention = Attention(
-        "large", pieces, pieces, pieces, AttentionMaps(pieces.ids, pieces.ids, pieces.ids, *[weights] * 3)
-    )
-    path = write_page(attention, tmp_path / "large.html")
-    paints, hovers = [], []
-    hover = """const done = arguments[0]; const button = document.querySelectorAll('#rows .token')[arguments[1]];
-        requestAnimationFrame(() => { const start = performance.now();
-          button.dispatchEvent(new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'}));
-          requestAnimationFrame(() => { const channel = new MessageChannel();
-            channel.port1.onmessage = () => done(performance.now() - start); channel.port2.postMessage(0); }); });"""
-    hover = hover.replace("arguments[0]", "arguments[arguments.length - 1]").replace("arguments[1]", "arguments[0]")
-    for attempt in range(3):
+    maps = AttentionMaps(pieces.ids, pieces.ids, pieces.ids, *[weights] * 3)
+    path = write_page(Attention("large", pieces, pieces, pieces, maps), tmp_path / "large.html")
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    try:
         open_page(browser, path)
-        paints.append(drawn(browser, "performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-        hovers.append(min(browser.execute_async_script(hover, 10 * attempt + i) for i in range(3)))
-        if paints[-1] < 2000 and hovers[-1] < 100:
-            break
-    assert min(paints) < 2000, paints
-    assert min(hovers) < 100, hovers
+        assert processor_seconds(browser) < 2
+        thumbs = "document.querySelectorAll('.thumb canvas').length"
+        wait_for(lambda: browser.execute_script(f"return {thumbs}") == 6 * 16, 60)
+        hover = """const done = arguments[0]; let i = 0; const buttons = document.querySelectorAll('#rows .token');
+            const step = () => { if (i === 10) return done(i);
+              buttons[9 * i++].dispatchEvent(new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'}));
+              requestAnimationFrame(() => requestAnimationFrame(step)); }; step();"""
+        before = processor_seconds(browser)
+        assert browser.execute_async_script(hover) == 10
+        assert (processor_seconds(browser) - before) / 10 < 0.1
+        assert browser.execute_script("return metaphrase.state.hover.index") == 81
+    finally:
+        browser.execute_cdp_cmd("Performance.disable", {})
