@@ -21,7 +21,7 @@ import pytest
 
 HERE = Path(__file__).parent
 WATCHDOG_SECONDS = 400
-TOKEN_NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+LIBRARY_SETTINGS = ("HF_", "HUGGING", "TRANSFORMERS_")
 
 
 @dataclass
@@ -84,7 +84,7 @@ def hub(hub_server: Hub) -> Hub:
 
 def client_environment(url: str, home: Path, token: str | None, offline: bool) -> dict[str, str]:
     """The environment of a machine that knows only this Hub."""
-    environment = {name: value for name, value in os.environ.items() if name not in TOKEN_NAMES}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LIBRARY_SETTINGS)}
     environment |= {
         "HF_ENDPOINT": url,
         "HF_HOME": str(home),
