@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.training import checkpoint, loop, states
+from metaphrase.training import checkpoint, evaluate, loop, states
 from metaphrase.training.material import Material
 from metaphrase.training.run import train
 
@@ -179,3 +182,102 @@ def same_weights(first: Path, second: Path, update: int) -> bool:
         if one.keys() != two.keys() or not all(torch.equal(one[key], two[key]) for key in one):
             return False
     return True
+
+
+def test_a_broken_newest_checkpoint_is_passed_over_and_the_run_ends_the_same(tiny_options, tmp_path, caplog):
+    straight = train(tiny_options(output=str(tmp_path / "straight")), recipe_name="tiny")
+    folder = train(tiny_options(max_updates=8), recipe_name="tiny")
+    newest = folder / "checkpoints" / "checkpoint-8"
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(MetaphraseError, match=r"checkpoint-8 is broken: model.safetensors has \d+ bytes in place of"):
+        train(tiny_options(), recipe_name="tiny", resume=newest)
+    caplog.clear()
+    train(tiny_options(), recipe_name="tiny", resume=True)
+    assert "checkpoint-8 is broken" in caplog.text and "passed over" in caplog.text
+    assert same_weights(straight, folder, 12)
+
+
+def test_a_run_that_fills_the_disk_goes_on_when_there_is_room(tiny_options, tmp_path, monkeypatch):
+    straight = train(tiny_options(output=str(tmp_path / "straight")), recipe_name="tiny")
+    honest = states.save_tensors
+
+    def full(path: Path, tensors: dict) -> None:
+        if path.parent.name == ".writing-checkpoint-8":
+            path.write_bytes(b"as far as it goes")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        honest(path, tensors)
+
+    with monkeypatch.context() as patch, pytest.raises(MetaphraseError) as caught:
+        patch.setattr(states, "save_tensors", full)
+        train(tiny_options(), recipe_name="tiny")
+    said = str(caught.value)
+    assert "No space is left on the disk" in said and "checkpoint-4 is the last whole checkpoint" in said
+    assert said.count("\n") == 0
+    folder = train(tiny_options(), recipe_name="tiny", resume=True)
+    assert same_weights(straight, folder, 12)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tiny_options, monkeypatch):
+    options, refused = tiny_options(max_updates=2), []
+    honest = loop.add_gradients
+
+    def meanwhile(*args):
+        if not refused:
+            with pytest.raises(MetaphraseError, match="is in use by process"):
+                train(options, recipe_name="tiny", resume=True)
+            refused.append(True)
+        return honest(*args)
+
+    monkeypatch.setattr(loop, "add_gradients", meanwhile)
+    folder = train(options, recipe_name="tiny")
+    assert refused and (folder / "results.json").exists()
+
+
+def test_best_and_last_checkpoints_stay_and_their_average_is_judged(tiny_options, capsys):
+    options = tiny_options(max_updates=24, **{"checkpoints.keep_best": 2, "checkpoints.keep_last": 1})
+    folder = train(options, recipe_name="tiny")
+    evaluations = records(folder, "evaluation")
+    best = sorted(evaluations, key=lambda r: (-r["sacrebleu"], r["loss"]))[:2]
+    kept = {update for update, _ in checkpoint.list_checkpoints(folder / "checkpoints")}
+    assert kept == {24} | {record["update"] for record in best}
+    final = json.loads((folder / "results.json").read_text())["training"]["final"]
+    assert f"The final model is {final}." in capsys.readouterr().err
+    assert final in (f"checkpoint-{best[0]['update']}", "average of 2")
+    weights = states.load_tensors(folder / "model.safetensors")
+    files = [folder / "checkpoints" / f"checkpoint-{record['update']}" / "model.safetensors" for record in best]
+    expected = states.load_tensors(files[0]) if final.startswith("check") else evaluate.average(files)
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+
+
+def test_checkpoints_between_evaluations(tiny_options):
+    changes = {"checkpoints.every": 3, "checkpoints.keep_last": 20, "evaluation.every": 4, "evaluation.metrics": []}
+    folder = train(tiny_options(**changes), recipe_name="tiny")
+    assert [update for update, _ in checkpoint.list_checkpoints(folder / "checkpoints")] == [3, 4, 6, 8, 9, 12]
+
+
+@pytest.mark.parametrize("stop", [3, 10])
+def test_going_on_at_any_update_equals_never_having_stopped(tiny_options, tmp_path, stop):
+    changes = {"checkpoints.every": 1, "checkpoints.keep_last": 20, "evaluation.metrics": [], "batches.accumulation": 2}
+    straight = train(tiny_options(output=str(tmp_path / "straight"), **changes), recipe_name="tiny")
+    options = tiny_options(**changes)
+    shutil.copytree(straight, options.output, ignore=shutil.ignore_patterns("results.json"))
+    for update, path in checkpoint.list_checkpoints(Path(options.output) / "checkpoints"):
+        if update > stop:
+            shutil.rmtree(path)
+    folder = train(options, recipe_name="tiny", resume=True)
+    assert same_weights(straight, folder, 12)
+    drop = {"tokens_per_second", "seconds", "evaluation_seconds"}
+    for kind in ("training", "evaluation"):
+        logs = [[{k: v for k, v in r.items() if k not in drop} for r in records(f, kind)] for f in (straight, folder)]
+        assert logs[0] == logs[1]
+
+
+def test_mixed_precision_trains(tiny_options):
+    options = tiny_options(max_updates=8, mixed_precision="bf16", **{"evaluation.metrics": []})
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        log = records(train(options, recipe_name="tiny"), "training")
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert log[-1]["loss"] < log[0]["loss"] and all(record["skipped"] == 0 for record in log)
