@@ -56,7 +56,9 @@ def show_scores(folder: Path) -> None:
 def show_words(folder: Path, words: list[str]) -> None:
     """A few words and how the model says them."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     print()
