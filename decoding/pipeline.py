@@ -166,12 +166,13 @@ class TranslationPipeline(Pipeline):
         return PipelineOptions(**{**self._forward_params, **call, "search": search}), SearchOptions(**search)
 
     def preprocess(self, text: str, options: PipelineOptions) -> list[Piece]:
-        """A text as pieces that the model can read; none of a blank one."""
+        """A text as pieces that the model can read; none of a blank one. A line end after it is not part of it."""
         if is_blank(text):
             return []
         limit = self._source_limit(options)
+        line = text.rstrip("\r\n")
         try:
-            return split_text(text, lambda piece: len(self.tokenizer(piece, verbose=False)["input_ids"]) <= limit)
+            return split_text(line, lambda piece: len(self.tokenizer(piece, verbose=False)["input_ids"]) <= limit)
         except ValueError:
             raise MetaphraseError(f"sources may have {limit} tokens, too few for a single character") from None
 

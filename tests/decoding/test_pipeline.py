@@ -97,6 +97,8 @@ def test_lists_columns_and_streams_keep_order(
     stream = translator((text for text in TEXTS), batch_tokens=batch_tokens, read_ahead=2)
     assert next(stream) == alone[0] and list(stream) == alone[1:]
     assert translator([]) == []
+    lines = iter([f"{text}\r\n" for text in TEXTS])  # as a file gives them
+    assert list(translator(lines, batch_tokens=batch_tokens)) == alone
 
 
 def test_a_stream_is_read_no_further_than_asked(translator: TranslationPipeline) -> None:
