@@ -29,7 +29,13 @@ def draw_curves(log: Path, picture: Path, metric: str | None = None) -> None:
     axes = figure.subplots(1, panels)
 
     loss = axes[0]
-    loss.plot([r["update"] for r in training], [r["loss"] for r in training], color=TRAIN, lw=1, label="training")
+    loss.plot(
+        [r["update"] for r in training],
+        [r["loss"] for r in training],
+        color=TRAIN,
+        lw=1,
+        label="training (dropout, smoothing)",
+    )
     loss.plot(
         [r["update"] for r in scored], [r["loss"] for r in scored], color=DEV, marker="o", ms=3, label="validation"
     )

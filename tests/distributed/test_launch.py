@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,12 @@ import torch
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training import states
 from metaphrase.training.run import train
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def records(folder: str | Path, kind: str) -> list[dict]:
@@ -81,6 +90,7 @@ def test_processes_train_as_one_does_with_accumulation(still_options, launch, pr
     assert all(seen[record["pairs"]] == record["batches"] for record in resumed)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_goes_on_in_pieces(still_options, launch):
     """A checkpoint holds whole tensors: written by one process, it is read by two that spread them (FSDP2)."""
     options = still_options("run", **{"batches.accumulation": 2})
@@ -108,3 +118,21 @@ def test_a_process_that_hangs_ends_all_in_bounded_time(still_options, launch):
     result = launch(still_options("run", timeout=15), 2, "--fault", "hang", "1", "3", limit=150)
     assert result.returncode != 0
     assert "error: Process 0 of 2 stopped because another one failed or did not answer" in result.stdout, result.stdout
+
+
+@pytest.mark.slow
+def test_two_machines_meet_by_address_and_port(still_options, launch):
+    """Two launches of one process each, as on two hosts; here both on loopback. Only the first one writes."""
+    options, port = still_options("several"), free_port()
+
+    def machine(rank: int) -> subprocess.CompletedProcess:
+        where = ("--num_machines", "2", "--machine_rank", str(rank), "--main_process_ip", "127.0.0.1")
+        return launch(options, 2, machines=(*where, "--main_process_port", str(port)))
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(machine, (0, 1)))
+    assert [result.returncode for result in results] == [0, 0], results[0].stdout + results[1].stdout
+    assert "2 processes" in results[0].stdout and "processes" not in results[1].stdout
+    alone = still_options("alone", **{"batches.accumulation": 2})
+    train(alone, recipe_name="tiny")
+    assert_same_training(options.output, alone.output)

@@ -36,18 +36,17 @@ def plant(fault: str, rank: int, call: int) -> None:
     """Let a forward pass of one process fail, or never end."""
     honest, calls = loop.add_gradients, 0
 
-    def faulty(accelerator, model, update, tokens):
+    def faulty(accelerator, model, update, tokens, loss_of):
         nonlocal calls
         calls += 1
         if accelerator.process_index == rank and calls == call:
             if fault == "hang":
                 time.sleep(600)
 
-            def forward(**_):
+            def loss_of(*_):
                 raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 byte")
 
-            return honest(accelerator, forward, update, tokens)
-        return honest(accelerator, model, update, tokens)
+        return honest(accelerator, model, update, tokens, loss_of)
 
     loop.add_gradients = faulty
 
