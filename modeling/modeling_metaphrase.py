@@ -21,7 +21,8 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import can_return_tuple, logging
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -159,7 +160,7 @@ class MetaphraseEncoder(MetaphraseStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Source token ids [B, S], or their embeddings [B, S, d_model], and a mask [B, S], 0 at padding.
 
@@ -201,7 +202,7 @@ class MetaphraseDecoder(MetaphraseStack):
         inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Target token ids [B, T], or their embeddings [B, T, d_model]; the encoder's output [B, S, d_model].
 
@@ -276,7 +277,7 @@ class MetaphraseModel(MetaphrasePreTrainedModel):
         decoder_inputs_embeds: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Source [B, S] and target [B, T] token ids (or their embeddings) -> last_hidden_state [B, T, d_model].
 
@@ -349,7 +350,7 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Source [B, S] and target [B, T] token ids (or their embeddings) -> logits [B, T, V].
 

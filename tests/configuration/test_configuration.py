@@ -129,10 +129,13 @@ def test_generation_settings_do_not_get_into_the_configuration(tmp_path):
     assert not {"num_beams", "length_penalty"} & set(json.loads((tmp_path / "config.json").read_text()))
 
 
-def test_a_later_versions_field_is_kept(tmp_path):
-    config = MetaphraseConfig(rotary_base=10000)
+def test_what_a_file_has_beyond_our_fields_is_kept(tmp_path):
+    """A later version's field, or what somebody put there, however like a field of ours it looks."""
+    config = MetaphraseConfig(rotary_base=10000, sep_token_id=9)
+    config.layer_norm_epsilon = 0.5
     config.save_pretrained(tmp_path)
-    assert MetaphraseConfig.from_pretrained(tmp_path).rotary_base == 10000
+    again = MetaphraseConfig.from_pretrained(tmp_path)
+    assert (again.rotary_base, again.sep_token_id, again.layer_norm_epsilon) == (10000, 9, 0.5)
 
 
 def test_it_is_what_caches_ask_for():
