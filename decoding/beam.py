@@ -105,7 +105,7 @@ def beam_search(
             still = int(is_open.sum())
             if still == 0:
                 break
-            if task.drop and 8 * still <= 7 * len(is_open):
+            if task.drop and 16 * still <= 15 * len(is_open):
                 _collect(beams, ~is_open, options.num_return, results)
                 stay = is_open.nonzero().squeeze(1)
                 scorer.keep(stay)

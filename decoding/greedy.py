@@ -82,7 +82,7 @@ def one_by_one(scorer: Scorer, task: Task, choose: Choose = choose_best) -> list
         still = int(is_open.sum())
         if still == 0:
             break
-        if task.drop and 8 * still <= 7 * len(rows):
+        if task.drop and 16 * still <= 15 * len(rows):
             finished[rows] = so_far
             stay = is_open.nonzero().squeeze(1)
             scorer.keep(stay)

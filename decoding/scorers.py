@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional as F
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.step import DecoderState, decode_step, follow, keep, start
@@ -35,7 +34,7 @@ class ModelScorer:
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Takes a step and scores the whole vocabulary, [B, K] -> [N, V] in float32."""
-        return F.linear(self.hidden(tokens), self.weights.vocabulary).float()
+        return (self.hidden(tokens) @ self.weights.vocabulary).float()
 
     def best(self, tokens: torch.Tensor) -> torch.Tensor:
         """Takes a step and gives each row's most likely token, [B, K] -> [N]."""
@@ -43,10 +42,9 @@ class ModelScorer:
 
     def top(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes a step and gives each row's `count` most likely tokens: log-probabilities and ids, [N, count] each."""
-        vocabulary = self.weights.vocabulary.t()
         parts = []
         for rows in self.hidden(tokens).split(ROWS):
-            parts.append(top_log_probs((rows @ vocabulary).float(), count))
+            parts.append(top_log_probs((rows @ self.weights.vocabulary).float(), count))
         if len(parts) == 1:
             return parts[0]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -71,7 +69,7 @@ class EnsembleScorer:
 
     def __init__(self, members: Sequence[ModelScorer]):
         self.members = members
-        sizes = {member.weights.vocabulary.shape[0] for member in members}
+        sizes = {member.weights.vocabulary.shape[1] for member in members}
         if len(sizes) > 1:
             raise MetaphraseError(
                 f"models of an ensemble must share a vocabulary, and theirs have {sorted(sizes)} tokens"

@@ -94,7 +94,7 @@ def start(
     decoder = weights.decoder
     layers = []
     for layer in decoder.layers:
-        source = F.linear(encoded, *layer.cross_kv).unflatten(-1, (decoder.heads, -1)).transpose(1, 2).contiguous()
+        source = F.linear(encoded, *layer.cross_kv).unflatten(-1, (decoder.heads, -1)).transpose(1, 2)
         past = source.new_empty(encoded.shape[0], decoder.heads, 0, decoder.d_k + decoder.d_v)
         layers.append(LayerCache(past, source))
     mask = additive_mask(attention_mask, encoded.dtype)
@@ -192,9 +192,12 @@ def _make_room(weights: StackWeights, state: DecoderState) -> None:
 
 def _attend(query: torch.Tensor, keys_values: torch.Tensor, mask: torch.Tensor | None, d_k: int) -> torch.Tensor:
     """Equation 1 for queries that are scaled already: [B, H, T, d_k], [B, H, S, d_k + d_v] -> [B, T, H x d_v]."""
-    context = F.scaled_dot_product_attention(
-        query, keys_values[..., :d_k], keys_values[..., d_k:], attn_mask=mask, scale=1.0
-    )
+    keys, values = keys_values[..., :d_k], keys_values[..., d_k:]
+    if query.shape[2] == 1 and mask is None and keys.shape[2] > 8 and query.device.type == "cpu":
+        # One query for each head: two batched products take half the time of the fused kernel.
+        context = (query @ keys.transpose(2, 3)).softmax(-1) @ values
+    else:
+        context = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
     return context.transpose(1, 2).flatten(2)
 
 

