@@ -86,14 +86,10 @@ def train_metaphrase(folder: Path, updates: int) -> float:
 
 def encoded_pairs(folder: Path):
     """The same corpus and tokenizer as our command's."""
-    from metaphrase.training.data.corpus import read_corpus
-    from metaphrase.training.data.encoding import encode_corpus
-    from metaphrase.training.run import cache_folder, make_tokenizer
+    from metaphrase.training.material import gather
 
-    run = options(folder, 1)
-    corpus = read_corpus(run.data, cache_folder(), seed=run.seed)
-    tokenizer = make_tokenizer(corpus, run)
-    return encode_corpus(corpus, tokenizer, run.data, cache_folder()), tokenizer
+    material = gather(options(folder, 1))
+    return material.encoded, material.tokenizer
 
 
 def marian(vocabulary: int):

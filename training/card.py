@@ -164,7 +164,7 @@ def _data_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
     dropped = {reason: count for reason, count in (data.get("dropped") or {}).items() if count}
     left_out = ", ".join(f"{count:,} {_one_line(reason)}" for reason, count in dropped.items())
     return _rows(
-        ("corpus", data.get("path")),
+        ("corpus", _corpus_name(data.get("path"))),
         ("source, target", " → ".join(_one_line(data[side]) for side in ("source", "target") if data.get(side))),
         ("training pairs", data.get("train_pairs")),
         ("pairs left out", left_out or ("none" if "dropped" in data else None)),
@@ -173,6 +173,11 @@ def _data_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
         ("tokenizer", tokenizer.get("kind")),
         ("vocabulary", tokenizer.get("vocab_size")),
     )
+
+
+def _corpus_name(path: Any) -> Any:
+    """A Hub id as it is; of a folder its name alone: where it lies on somebody's disk is nobody's business."""
+    return path if path is None or _is_hub_id(path) else Path(str(path)).resolve().name
 
 
 def _training_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -188,7 +193,7 @@ def _training_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
         ("epochs", training.get("epochs")),
         ("minutes", training.get("minutes")),
         ("target tokens a second", training.get("tokens_per_second")),
-        ("target tokens seen", training.get("tokens")),
+        ("target tokens seen", training.get("target_tokens")),
         ("processes", training.get("processes")),
         ("best update", training.get("best_update")),
         ("weights", training.get("final")),

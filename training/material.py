@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,11 @@ from accelerate import Accelerator
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
-from metaphrase.training.data.cache import fingerprint, new_folder
 from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
 from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
 from metaphrase.training.data.report import CorpusReport
 from metaphrase.training.data.streaming import StreamedCorpus
-from metaphrase.training.data.tokenizer import load_tokenizer, train_tokenizer
+from metaphrase.training.data.tokenizer import prepare_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -64,7 +63,7 @@ def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Mater
         if options.data.streaming:
             return _stream(options)
         corpus = read_corpus(options.data, cache_folder(), seed=options.seed)
-        tokenizer = make_tokenizer(corpus, corpus.fingerprint, options)
+        tokenizer = prepare_tokenizer(corpus, options.tokenizer, cache_folder())
         encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
 
         def windows(_: int, number: int) -> EncodedCorpus | None:
@@ -78,23 +77,12 @@ def _stream(options: RunOptions) -> Material:
     validation = read_evaluation(options.data, "validation")
     if validation is None:
         raise MetaphraseError("data.streaming needs a validation split: pairs cannot be held out of a stream.")
-    tokenizer = make_tokenizer(corpus, fingerprint("streamed", corpus.source.identity(), options.data.tags), options)
+    tokenizer = prepare_tokenizer(corpus, options.tokenizer, cache_folder())
 
     def windows(epoch: int, number: int) -> Any:
         return corpus.window(epoch, number, tokenizer)
 
     return Material(tokenizer, windows, None, validation, options, corpus)
-
-
-def make_tokenizer(corpus: Corpus | StreamedCorpus, key: str, options: RunOptions) -> PreTrainedTokenizerFast:
-    """The tokenizer that the options name, or one trained on the training texts (and kept in the cache)."""
-    if options.tokenizer.path is not None:
-        return load_tokenizer(options.tokenizer.path)
-    folder = cache_folder() / f"tokenizer-{fingerprint(key, asdict(options.tokenizer))}"
-    if not folder.is_dir():
-        with new_folder(folder) as place:
-            train_tokenizer(corpus.texts(), options.tokenizer).save_pretrained(place)
-    return load_tokenizer(folder)
 
 
 def cache_folder() -> Path:
