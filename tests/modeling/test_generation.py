@@ -101,6 +101,14 @@ def test_every_way_of_searching_starts_and_ends():
         assert output[:, 0].eq(1).all() and output.shape[1] <= 7
 
 
+def test_assisted_generation_gives_the_greedy_ids():
+    """A second model, or the source itself, proposes; the cache is cut back where a proposal is refused."""
+    model, source = endless(), ids([9])
+    expected = model.generate(source, max_new_tokens=8)
+    assert torch.equal(model.generate(source, max_new_tokens=8, assistant_model=endless(seed=5)), expected)
+    assert torch.equal(model.generate(source, max_new_tokens=8, prompt_lookup_num_tokens=2), expected)
+
+
 def test_beam_search_finds_more_than_greedy_search():
     """The best of 40 beams over two steps is the best of all 40² continuations."""
     model = endless()

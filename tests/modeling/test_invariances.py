@@ -298,6 +298,9 @@ def test_embeddings_in_place_of_ids(model):
     inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids"))
     inputs["decoder_inputs_embeds"] = model.model.decoder.embed_tokens(inputs.pop("decoder_input_ids"))
     assert torch.equal(logits(model, **inputs), expected)
+    settings = {"attention_mask": inputs["attention_mask"], "max_new_tokens": 5}
+    generated = model.generate(inputs_embeds=inputs["inputs_embeds"], **settings)
+    assert torch.equal(generated, model.generate(batch(SOURCE, TARGET)["input_ids"], **settings))
 
 
 def test_encoder_outputs_in_place_of_a_source(model):
