@@ -175,20 +175,23 @@ def measured_contributions(model: nn.Module) -> Iterator[Contributions]:
 
 @contextmanager
 def without_head(model: nn.Module, kind: Kind, layer: int, head: int) -> Iterator[None]:
-    """Inside, this head's answer is zero wherever the model runs, decoding included."""
+    """Inside, this head adds nothing wherever the model runs, decoding included; afterwards it is as before.
+
+    The head's columns of W^O are zero for that time. A hook would do for the model itself, but not for a search that
+    computes with the weights.
+    """
     module = attention_modules(model)[kind][layer]
-    linear, heads = projections(module).out, head_count(module)
-
-    def silence(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        joined = args[0].unflatten(-1, (heads, -1)).clone()
-        joined[..., head, :] = 0
-        return (joined.flatten(-2), *args[1:])
-
-    handle = linear.register_forward_pre_hook(silence)
+    weight, heads = projections(module).out.weight, head_count(module)
+    size = weight.shape[1] // heads
+    columns = slice(head * size, (head + 1) * size)
+    before = weight.detach()[:, columns].clone()
     try:
+        with torch.no_grad():
+            weight[:, columns] = 0
         yield
     finally:
-        handle.remove()
+        with torch.no_grad():
+            weight[:, columns] = before
 
 
 def pruning_costs(

@@ -76,10 +76,13 @@ function drawCross(active) {
   if (!active) return;
   const row = active.side === "row" ? active.index : active.row;
   const col = active.side === "col" ? active.index : active.col;
+  // Around small cells the frame stands off, so that it does not cover them.
+  const off = grid.cell < 8 ? 1.5 : 0;
   context.strokeStyle = palette.orange;
-  context.lineWidth = 2;
-  if (row !== undefined) context.strokeRect(grid.left - 1, grid.top + row * grid.cell, grid.width + 2, grid.cell);
-  if (col !== undefined) context.strokeRect(grid.left + col * grid.cell, grid.top - 1, grid.cell, grid.height + 2);
+  context.lineWidth = grid.cell < 8 ? 1 : 2;
+  const frame = (x, y, width, height) => context.strokeRect(x - off, y - off, width + 2 * off, height + 2 * off);
+  if (row !== undefined) frame(grid.left - 1, grid.top + row * grid.cell, grid.width + 2, grid.cell);
+  if (col !== undefined) frame(grid.left + col * grid.cell, grid.top - 1, grid.cell, grid.height + 2);
 }
 
 function listenToMatrix() {

@@ -108,12 +108,13 @@ def _summarize(model: Any, tokenizer: Any, lines: Sequence[str], references: lis
     from .decoding.translate import translate
     from .inspection.health import pruning_costs, summarize, table
 
+    engine = "fast" if model.config.model_type == "metaphrase" else "generate"
     heads = summarize(model, tokenizer, lines)
     if references is not None:
         with tqdm(total=len(heads), unit="head", disable=not sys.stderr.isatty()) as bar:
             whole, heads = pruning_costs(
                 model,
-                lambda: translate(model, tokenizer, lines, num_beams=1),
+                lambda: translate(model, tokenizer, lines, num_beams=1, engine=engine),
                 references,
                 heads,
                 progress=lambda _: bar.update(),

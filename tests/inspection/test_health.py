@@ -103,14 +103,15 @@ def test_a_silenced_head_equals_zero_weights(model):
     assert torch.equal(before, after)
 
 
-def test_what_a_pruned_head_costs(ours, word_tokenizer):
+@pytest.mark.parametrize("engine", ["fast", "generate"])
+def test_what_a_pruned_head_costs(ours, word_tokenizer, engine):
     """The model's own outputs as references: the whole model scores 100, and no head can gain."""
     from metaphrase.decoding.translate import translate
 
     texts = [SOURCE, "The animal was tired ."]
 
     def run():
-        return translate(ours, word_tokenizer, texts, num_beams=1)
+        return translate(ours, word_tokenizer, texts, num_beams=1, engine=engine)
 
     references = run()
     heads = [head for head in summarize(ours, word_tokenizer, texts) if head.kind == "cross"]

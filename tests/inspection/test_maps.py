@@ -95,8 +95,7 @@ def test_maps_belong_to_the_chosen_hypothesis(model, word_tokenizer, num_beams):
     written = attention.maps.written_ids
     inputs = encode_sources(word_tokenizer, [SOURCE], torch.device("cpu"))
     with torch.no_grad():
-        length = inputs["input_ids"].shape[1] + 50
-        generated = model.generate(**inputs, num_beams=num_beams, do_sample=False, max_new_tokens=length)[0].tolist()
+        generated = model.generate(**inputs, num_beams=num_beams, do_sample=False)[0].tolist()
     assert generated[1 : 1 + len(written)] == written
     assert attention.maps.cross.shape[2:] == (len(written), inputs["input_ids"].shape[1])
     assert (len(attention.written), len(attention.source)) == attention.maps.cross.shape[2:]
@@ -152,4 +151,14 @@ def test_mistakes_are_told(ours, word_tokenizer):
 def test_outputs_end_at_the_end_token(model):
     for output in decode_outputs(model, batch(), num_beams=2):
         assert 2 not in output[:-1]
-        assert len(output) <= 55
+        assert 1 <= len(output) <= 12
+
+
+def test_without_a_limit_an_output_is_at_most_fifty_longer_than_its_own_source(ours):
+    """Section 6.1 of the paper, and whatever else is in the batch."""
+    from copy import deepcopy
+
+    endless = deepcopy(ours)
+    endless.generation_config.max_new_tokens = None
+    lengths = [len(output) for output in decode_outputs(endless, batch(), num_beams=1)]
+    assert lengths == [55, 53]

@@ -52,6 +52,21 @@ def test_every_character_and_word_is_found_again(byte_tokenizer, text):
     assert all("\ufffd" not in piece.text for piece in body)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "characters", "units"])
+def test_our_own_tokenizers(kind):
+    from metaphrase.configuration.options import TokenizerOptions
+    from metaphrase.training.data.tokenizer import train_tokenizer
+
+    texts = ["the lower newer wider street", "a lowest new wide animal"] * 20
+    tokenizer = train_tokenizer(texts, TokenizerOptions(kind=kind, vocab_size=300))
+    for text in ("the widest street", "a <s> lower", "new 😀 animal"):
+        pieces = read(tokenizer, text)
+        labels, groups = pieces.units()
+        assert labels == [*pieces.text.split(), "</s>"]
+        assert pieces.text.split() == text.split() or (kind == "units" and "<unk>" in pieces.text)
+        assert len(groups) == len(pieces)
+
+
 def test_bytes_of_one_character_all_show_it(byte_tokenizer):
     pieces = read(byte_tokenizer, "a 😀")
     assert [piece.text for piece in pieces.pieces[-5:-1]] == ["😀"] * 4
