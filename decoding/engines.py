@@ -59,6 +59,9 @@ def fast_engine(models: Sequence[PreTrainedModel], options: SearchOptions) -> En
     weights = [read_weights(model) for model in models]
     first, room = models[0], min(map(learned_positions, models))
     pad, ends = _padding(first), _ends(first)
+    # Whether there are processors does not depend on the batch; what they are may, so they are made anew for each.
+    probe = Task(ends.new_ones(1, 1), ends.new_ones(1), ends.new_ones(1), ends, pad)
+    plain = not asked_processors(first, options, probe, ends.new_ones(1, 1))
 
     def run(sources: Tokens, prompts: Tokens) -> list[list[Hypothesis]]:
         input_ids, mask = pad_right(sources, pad, first.device)
@@ -68,7 +71,8 @@ def fast_engine(models: Sequence[PreTrainedModel], options: SearchOptions) -> En
             for source, prompt in zip(sources, prompts, strict=True)
         ]
         task = Task(starts, starts_mask.sum(1), input_ids.new_tensor(limits, dtype=torch.long), ends, pad)
-        return search(weights, input_ids, mask, options, task, asked_processors(first, options, task, input_ids))
+        processors = [] if plain else asked_processors(first, options, task, input_ids)
+        return search(weights, input_ids, mask, options, task, processors)
 
     return run
 

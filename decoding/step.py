@@ -209,4 +209,4 @@ def _feed_forward(hidden: torch.Tensor, layer, weights: StackWeights, before: bo
 
 
 def _norm(states: torch.Tensor, norm: Affine, weights: StackWeights) -> torch.Tensor:
-    return F.layer_norm(states, norm[0].shape, *norm, weights.epsilon)
+    return torch.layer_norm(states, norm[0].shape, *norm, weights.epsilon)  # what F.layer_norm calls in the end
