@@ -43,3 +43,8 @@ def locate_recipe(recipe: str | Path) -> Path:
 
 def _is_path(recipe: str | Path) -> bool:
     return isinstance(recipe, Path) or recipe.endswith((".yaml", ".yml")) or "/" in recipe
+
+
+def recipe_help() -> str:
+    """What may stand for RECIPE on a command line."""
+    return f"one of {', '.join(recipe_names())}, or a YAML file"

@@ -20,7 +20,7 @@ import torch
 from accelerate import Accelerator
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
-from metaphrase.configuration.options import RunOptions
+from metaphrase.configuration.options import BatchOptions, RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import states
 from metaphrase.training.data.batching import collate, plan_epoch
@@ -63,9 +63,8 @@ def check_gradients(options: RunOptions, *, batches: int = 4, processes: Sequenc
 
     material = gather(options)
     window = material.windows(0, 0)
-    plan = plan_epoch(
-        window.source_lengths, window.target_lengths, tokens=options.batches.tokens, seed=options.seed, epoch=0
-    )
+    tokens = BatchOptions().tokens if options.batches.tokens == "auto" else options.batches.tokens
+    plan = plan_epoch(window.source_lengths, window.target_lengths, tokens=tokens, seed=options.seed, epoch=0)
     chosen = [window[plan[number]] for number in range(min(batches, len(plan)))]
     return compare_cuts(make_config(options, material.tokenizer), chosen, processes=processes, seed=options.seed)
 

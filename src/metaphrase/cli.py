@@ -1,4 +1,4 @@
-"""The command line: `metaphrase train | translate | score | attend | publish`.
+"""The command line: `metaphrase train | translate | score | doctor | attend | publish`.
 
 Only what a command needs is imported, when it is needed: help and most error messages come before torch does.
 A mistake of the user's ends in one sentence on stderr and exit code 2; `METAPHRASE_DEBUG=1` shows the traceback too.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from . import __version__
 from .configuration.errors import MetaphraseError
 from .configuration.limits import nearest
-from .configuration.recipe_files import recipe_name, recipe_names
+from .configuration.recipe_files import recipe_help, recipe_name, recipe_names
 from .mistakes import sentence_for
 
 HELP = """\
@@ -23,13 +23,20 @@ usage: metaphrase COMMAND …
 From raw parallel text to a scored model that loads anywhere.
 
   metaphrase train RECIPE [--data DIR] [--output DIR] [--minutes M] [--resume] [--key value …]
-      RECIPE is a name ({recipes}) or a YAML file
+      RECIPE is a name ({recipes}) or a YAML file;
+      --resume goes on from the newest checkpoint, --resume FOLDER from that one
 
   metaphrase translate MODEL < in.txt > out.txt
       MODEL is a result folder or an id of the Hugging Face Hub
 
   metaphrase score MODEL --source FILE --reference FILE
       prints scores with their signatures as JSON
+
+  metaphrase doctor data [RECIPE] [--data DIR] [--fix NEW_DIR] [--json FILE]
+      looks for faults in parallel data, and writes a cleaned copy; exit code 0, 1 (warnings) or 3 (errors)
+
+  metaphrase doctor gradients RECIPE [--data DIR] [--processes P] [--key value …]
+      proves that a gradient does not depend on batches, accumulation and processes; exit code 1 where it does
 
   metaphrase attend MODEL "a sentence" [-o page.html] [--explain WORD] [--png]
       writes a page that shows what every head attends to; --summary and --align are for whole files
@@ -83,35 +90,37 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-    from .configuration.limits import check_limits
     from .configuration.options import RunOptions
-    from .options_parser import options_parser, parse_command_line, parse_yaml, to_options
-    from .recipes import check_model, find_recipe
+    from .options_parser import options_parser, parse_command_line
+    from .recipes import check_model, parse_run
 
     parser = options_parser(
         RunOptions,
         prog="metaphrase train",
         usage="metaphrase train RECIPE [--data DIR] [--output DIR] [--minutes M | --max_updates N | --epochs E] "
-        "[--resume] [--key value …]",
+        "[--resume [CHECKPOINT]] [--key value …]",
         description="Trains a model from a recipe and writes it, scored, to a folder. --data is short for --data.path.",
     )
-    names = ", ".join(recipe_names())
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"one of {names}, or a YAML file")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the output folder")
-    recipe = parse_command_line(parser, RunOptions, argv).recipe
-    if recipe is None:
-        raise MetaphraseError(f"which recipe? Give one of {names}, or the path of a YAML file")
-    found = find_recipe(recipe)
-    base = parse_yaml(parser, RunOptions, found.text, found.path, found.lines)
-    values = parse_command_line(parser, RunOptions, argv, base)
-    options = to_options(RunOptions, values)
-    check_limits(options)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="go on from the newest checkpoint of the output folder, or from the checkpoint folder named here",
+    )
+    words = list(argv)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=recipe_help())
+    if "--resume" in words and parse_command_line(parser, RunOptions, words).recipe is None:
+        at = words.index("--resume")  # `--resume RECIPE`: the only free word is the recipe
+        words[at : at + 2] = [*words[at + 1 : at + 2], "--resume"]
+    values, options = parse_run(parser, words)
     check_model(options)
 
     from .training.run import train
 
     command = shlex.join(["metaphrase", "train", *argv])
-    folder = train(options, recipe_name=recipe_name(recipe), resume=values.resume, command=command)
+    folder = train(options, recipe_name=recipe_name(values.recipe), resume=values.resume, command=command)
     if _is_first():
         print(folder)
     return 0
@@ -131,6 +140,12 @@ def _score(argv: list[str]) -> int:
     options, model = _parse_use(argv, ScoreOptions, "score", "MODEL --source FILE --reference FILE")
     score_command(model, options)
     return 0
+
+
+def _doctor(argv: list[str]) -> int:
+    from .examining import doctor_command
+
+    return doctor_command(argv)
 
 
 def _attend(argv: list[str]) -> int:
@@ -212,6 +227,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "translate": _translate,
     "score": _score,
+    "doctor": _doctor,
     "attend": _attend,
     "publish": _publish,
 }

@@ -6,18 +6,19 @@ checked against the options, so that a mistake is told with its line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
 from .configuration.errors import MetaphraseError
 from .configuration.limits import check_limits, nearest
 from .configuration.options import RunOptions
-from .configuration.recipe_files import locate_recipe
-from .options_parser import known_options, options_parser, parse_yaml, to_options, validated
+from .configuration.recipe_files import locate_recipe, recipe_names
+from .options_parser import known_options, options_parser, parse_command_line, parse_yaml, to_options, validated
 
 
 def read_recipe(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> RunOptions:
@@ -45,6 +46,30 @@ def read_recipe(recipe: str | Path, overrides: Mapping[str, Any] | None = None) 
     options = to_options(RunOptions, validated(parser, RunOptions, values))
     check_limits(options)
     return options
+
+
+def parse_run(
+    parser: ArgumentParser, argv: Sequence[str], *, needs_recipe: bool = True
+) -> tuple[Namespace, RunOptions]:
+    """Reads a command line over the recipe that it names: all that was parsed, and the run's options, checked.
+
+    Args:
+        parser: one for `RunOptions` with an argument `recipe`.
+        needs_recipe: refuse a command line that names none; else the defaults stand for it.
+
+    Raises:
+        MetaphraseError: a mistake in the recipe or on the command line.
+    """
+    values = parse_command_line(parser, RunOptions, argv)
+    if values.recipe is not None:
+        found = find_recipe(values.recipe)
+        base = parse_yaml(parser, RunOptions, found.text, found.path, found.lines)
+        values = parse_command_line(parser, RunOptions, argv, base)
+    elif needs_recipe:
+        raise MetaphraseError(f"which recipe? Give one of {', '.join(recipe_names())}, or the path of a YAML file")
+    options = to_options(RunOptions, values)
+    check_limits(options)
+    return values, options
 
 
 def check_model(options: RunOptions) -> None:

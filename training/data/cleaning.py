@@ -37,6 +37,12 @@ class Cleaned:
         return "\n".join(lines)
 
 
+def refuse_existing(folder: Path) -> None:
+    """Raises where `folder` exists: a cleaned copy never overwrites anything."""
+    if folder.exists():
+        raise MetaphraseError(f"{folder} exists already; a cleaned copy needs a new folder")
+
+
 def clean(data: DataOptions, folder: str | Path) -> Cleaned:
     """Writes line-aligned text files into a new folder: train.SOURCE and train.TARGET, and so on.
 
@@ -47,8 +53,7 @@ def clean(data: DataOptions, folder: str | Path) -> Cleaned:
         MetaphraseError: the folder exists, or the data cannot be read.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise MetaphraseError(f"{folder} exists already; a cleaned copy needs a new folder")
+    refuse_existing(folder)
     doctor = Doctor(data)
     cleaned = Cleaned(folder)
     with new_folder(folder) as unfinished, ExitStack() as files:
