@@ -142,14 +142,14 @@ def make_spec(model: PreTrainedModel) -> Any:
 def _fill_stack(spec: Any, embeddings: Any, stack: nn.Module) -> None:
     """What encoder and decoder have in common."""
     config = stack.config
-    embeddings.weight = stack.embed_tokens.weight.detach().float()
+    embeddings.weight = _copy(stack.embed_tokens.weight)
     spec.scale_embeddings = config.scale_embedding
     rows = config.max_position_embeddings
     if config.position_embedding_type != "learned":
         rows = max(rows, POSITIONS)
     with torch.no_grad():
         spec.position_encodings.encodings = (
-            stack.embed_positions(torch.arange(rows, device=stack.device), rows).float().contiguous()
+            stack.embed_positions(torch.arange(rows, device=stack.device), rows).float().cpu().clone()
         )
     if config.normalize_before:
         _fill_norm(spec.layer_norm, stack.layer_norm)
@@ -165,11 +165,16 @@ def _fill_stack(spec: Any, embeddings: Any, stack: nn.Module) -> None:
 
 def _fill(spec: Any, *modules: nn.Linear) -> None:
     """One linear layer, or several side by side."""
-    spec.weight = torch.cat([module.weight.detach().float() for module in modules])
+    spec.weight = torch.cat([_copy(module.weight) for module in modules])
     if modules[0].bias is not None:
-        spec.bias = torch.cat([module.bias.detach().float() for module in modules])
+        spec.bias = torch.cat([_copy(module.bias) for module in modules])
 
 
 def _fill_norm(spec: Any, module: nn.LayerNorm) -> None:
-    spec.gamma = module.weight.detach().float()
-    spec.beta = module.bias.detach().float()
+    spec.gamma = _copy(module.weight)
+    spec.beta = _copy(module.bias)
+
+
+def _copy(parameter: nn.Parameter) -> torch.Tensor:
+    """The engine's tools quantize in place, and the model goes on living."""
+    return parameter.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
@@ -111,6 +112,14 @@ def test_generation_settings_that_would_be_lost_are_named(tmp_path):
 def test_search_options_that_the_engine_lacks_are_named(option):
     with pytest.raises(MetaphraseError, match=next(iter(option))):
         make_engine("ctranslate2", [make()], SearchOptions(**option))
+
+
+@pytest.mark.parametrize("quantization", ["float32", "float16", "int8"])
+def test_the_model_stays_as_it_was(tmp_path, quantization):
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    save(model, [str(i) for i in range(43)], tmp_path, quantization)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_the_description_is_complete():
