@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -137,6 +138,17 @@ def rotate(root: Path, *, keep_last: int, best: Iterable[int]) -> None:
     for update, path in checkpoints:
         if update not in kept:
             _retire(path)
+
+
+def set_aside(root: Path, *, after: int) -> list[Path]:
+    """Rename the checkpoints of later updates, for a run that goes on from an earlier one: they are of another course,
+    and would be taken for its newest. Returns what they are called now; nothing is deleted."""
+    renamed = []
+    for update, path in list_checkpoints(root):
+        if update > after:
+            names = (f"set-aside-{update}" + (f".{number}" if number else "") for number in itertools.count())
+            renamed.append(path.rename(next(root / name for name in names if not (root / name).exists())))
+    return renamed
 
 
 def clean(root: Path) -> None:

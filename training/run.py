@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import spread, states
+from metaphrase.training import checkpoint, spread, states
 from metaphrase.training.finish import Run, finish
 from metaphrase.training.fit import largest_batch
 from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder
@@ -85,6 +86,10 @@ def train(
         if origin is not None:
             progress, position = restore(learner, origin, options.seed)
             log.say(f"Going on from {origin}: {progress.updates:,} updates, {position.seen:,} pairs seen")
+            if accelerator.is_main_process and not isinstance(resume, bool):
+                for later in checkpoint.set_aside(folder / CHECKPOINTS, after=progress.updates):
+                    log.say(f"A later checkpoint is set aside as {later}")
+            accelerator.wait_for_everyone()
         if options.batches.tokens == "auto":
             tokens = position.tokens if position is not None else find_tokens(plain, material, options, accelerator)
             options = replace(options, batches=replace(options.batches, tokens=tokens))
@@ -120,8 +125,8 @@ def train(
         reason = learn(task, progress, started=started - progress.seconds)
         log.close()
         if reason == "signal":
-            again = (command or f"metaphrase train {recipe_name}").removesuffix(" --resume")
-            log.say(f"Stopped after {progress.updates:,} updates, all saved. Go on with: {again} --resume")
+            again = to_go_on(command or f"metaphrase train {recipe_name}", resume)
+            log.say(f"Stopped after {progress.updates:,} updates, all saved. Go on with: {again}")
             raise KeyboardInterrupt
         log.say(f"Training ended ({reason}) after {progress.updates:,} updates.")
         if progress.updates == before and is_finished(folder, before):
@@ -192,6 +197,12 @@ def make_config(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> Meta
         return MetaphraseConfig.from_preset(preset, **{**settled, **fields})
     except ValueError as error:
         raise MetaphraseError(f"model: {error}") from None
+
+
+def to_go_on(command: str, resume: bool | str | Path) -> str:
+    """The command that goes on from the newest checkpoint, after one that was stopped."""
+    resumed = ("--resume", f"--resume={resume}", *(() if isinstance(resume, bool) else (str(resume),)))
+    return shlex.join([*(word for word in shlex.split(command) if word not in resumed), "--resume"])
 
 
 def find_tokens(model: torch.nn.Module, material: Material, options: RunOptions, accelerator: Accelerator) -> int:

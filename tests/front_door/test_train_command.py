@@ -89,6 +89,25 @@ def test_a_folder_in_use_is_refused_and_resume_goes_on(trained, recipe, run):
     assert json.loads((trained / "results.json").read_text(encoding="utf-8"))["training"]["updates"] == 25
 
 
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["{recipe}"], False),
+        (["{recipe}", "--resume"], True),
+        (["{recipe}", "--resume", "--seed", "2"], True),
+        (["--resume", "{recipe}"], True),
+        (["{recipe}", "--resume", "runs/toy/checkpoints/checkpoint-4"], "runs/toy/checkpoints/checkpoint-4"),
+        (["--resume=there/checkpoint-4", "{recipe}"], "there/checkpoint-4"),
+    ],
+)
+def test_resume_takes_a_checkpoint_or_none(words, resume, recipe, run, monkeypatch):
+    asked = []
+    monkeypatch.setattr("metaphrase.training.run.train", lambda options, **given: asked.append(given) or Path("runs"))
+    code, _, error = run("train", *(word.format(recipe=recipe) for word in words))
+    assert code == 0, error
+    assert asked[0]["resume"] == resume and asked[0]["recipe_name"] == "toy"
+
+
 MISTAKES = [
     ([], "which recipe"),
     (["mult30k_en_de"], 'no recipe "mult30k_en_de" (did you mean "multi30k_en_de"?)'),

@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.training import checkpoint, evaluate, loop, states
 from metaphrase.training.material import Material
-from metaphrase.training.run import train
+from metaphrase.training.run import to_go_on, train
 
 
 def records(folder: Path, kind: str) -> list[dict]:
@@ -196,6 +196,30 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_the_run_ends_the_same(tin
     train(tiny_options(), recipe_name="tiny", resume=True)
     assert "checkpoint-8 is broken" in caplog.text and "passed over" in caplog.text
     assert same_weights(straight, folder, 12)
+
+
+def test_going_on_from_an_earlier_checkpoint_sets_the_later_ones_aside(tiny_options, tmp_path, capsys):
+    changes = {"checkpoints.keep_last": 1, "evaluation.metrics": []}
+    straight = train(tiny_options(output=str(tmp_path / "straight"), **changes), recipe_name="tiny")
+    folder = train(tiny_options(**changes), recipe_name="tiny")
+    train(tiny_options(max_updates=6, **changes), recipe_name="tiny", resume=str(folder / "checkpoints/checkpoint-4"))
+    assert f"set aside as {folder / 'checkpoints' / 'set-aside-12'}" in capsys.readouterr().err
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {"checkpoint-4", "checkpoint-6", "set-aside-8", "set-aside-12"}
+    train(tiny_options(**changes), recipe_name="tiny", resume=True)
+    assert "checkpoint-6: 6 updates" in capsys.readouterr().err
+    assert same_weights(straight, folder, 12)
+
+
+@pytest.mark.parametrize(
+    ("command", "resume"),
+    [("metaphrase train tiny", False), ("metaphrase train tiny --resume", True),
+     ("metaphrase train --resume tiny", True),
+     ("metaphrase train tiny --resume 'a b/checkpoint-4'", "a b/checkpoint-4"),
+     ("metaphrase train tiny '--resume=a b/checkpoint-4'", "a b/checkpoint-4")],
+)  # fmt: skip
+def test_a_stopped_run_goes_on_from_the_newest(command, resume):
+    assert to_go_on(command, resume) == "metaphrase train tiny --resume"
 
 
 def test_a_run_that_fills_the_disk_goes_on_when_there_is_room(tiny_options, tmp_path, monkeypatch):
