@@ -5,7 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-MINUTES ?= 6
+MINUTES ?= 8
 # The newest interpreter that is here: python3 first, if it will do. Set PYTHON to choose.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
