@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from .configuration.errors import MetaphraseError
 
@@ -32,6 +32,9 @@ class TranslateOptions:
     """Exponent of the length penalty. Unset: what the model's generation_config.json says."""
     batch_tokens: int = 4096
     """Largest size of a batch: sentences x longest source, padding counted."""
+    engine: Literal["fast", "generate", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8"] | None = None
+    """What searches. Unset: this package's fast search for its own models, the library's `generate` for others.
+    `ctranslate2` is an engine in C++ (`pip install 'metaphrase[export]'`)."""
     device: str | None = None
     """`cpu`, `cuda`, `cuda:1`, … Unset: a GPU where there is one."""
     progress: bool | None = None
@@ -93,9 +96,7 @@ def translate_command(model_name: str, options: TranslateOptions) -> None:
         from .decoding.translate import translate
 
         model, tokenizer = _load(model_name, options.device)
-        search = {name: getattr(options, name) for name in ("num_beams", "length_penalty")}
-        search = {name: value or getattr(model.generation_config, name, None) for name, value in search.items()}
-        search = {name: value for name, value in search.items() if value is not None}
+        search = _search(options, model)
         at_once = LINES_AT_ONCE
         if source.isatty():
             print("Type a line and press Enter; Ctrl-D ends.", file=sys.stderr)
@@ -112,6 +113,18 @@ def translate_command(model_name: str, options: TranslateOptions) -> None:
             )
             target.writelines(f"{_one_line(output)}\n".encode() for output in outputs)
             target.flush()
+
+
+def _search(options: TranslateOptions, model) -> dict[str, Any]:
+    """How to search: what the command line says, else what the model's generation_config.json says."""
+    search: dict[str, Any] = {}
+    for name in ("num_beams", "length_penalty"):
+        given = getattr(options, name)
+        value = given if given is not None else getattr(model.generation_config, name, None)
+        if value is not None:
+            search[name] = value
+    own = model.config.model_type == "metaphrase"
+    return {"engine": options.engine or ("fast" if own else "generate"), **search}
 
 
 def score_command(model_name: str, options: ScoreOptions) -> None:

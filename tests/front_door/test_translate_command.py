@@ -71,6 +71,26 @@ def test_the_search_is_as_asked_for(model_folder, run, monkeypatch):
     assert asked[1]["num_beams"] == 7
 
 
+@pytest.mark.parametrize("engine", ["fast", "generate", "ctranslate2"])
+def test_engines_agree_and_a_penalty_of_zero_counts(model_folder, run, engine):
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    data = b"one two three\nfour\n"
+    words = ["translate", model_folder, "--num_beams", 2, "--length_penalty", 0]
+    assert run(*words, "--engine", engine, stdin=data) == run(*words, stdin=data)
+    from metaphrase.using import TranslateOptions, _search
+
+    class Model:
+        generation_config = type("G", (), {"length_penalty": 2.0, "num_beams": 4})
+        config = type("C", (), {"model_type": "marian"})
+
+    assert _search(TranslateOptions(length_penalty=0.0), Model) == {
+        "engine": "generate",
+        "num_beams": 4,
+        "length_penalty": 0.0,
+    }
+
+
 def test_a_line_feed_of_the_models_stays_in_its_line():
     assert using._one_line("a\nb") == "a b"
 
