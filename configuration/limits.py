@@ -14,6 +14,7 @@ _AT_LEAST_ONE = (
     "data.max_length",
     "data.max_pairs",
     "data.workers",
+    "data.window",
     "batches.tokens",
     "batches.accumulation",
     "evaluation.every",
@@ -29,6 +30,7 @@ _AT_LEAST_ONE = (
     "threads",
 )
 _NOT_NEGATIVE = (
+    "data.weight",
     "optimizer.warmup",
     "checkpoints.keep_best",
     "optimizer.weight_decay",
@@ -38,6 +40,7 @@ _NOT_NEGATIVE = (
     "seed",
 )
 _ABOVE_ZERO = (
+    "data.temperature",
     "optimizer.learning_rate",
     "optimizer.epsilon",
     "optimizer.max_grad_norm",
@@ -65,6 +68,11 @@ def check_limits(options: RunOptions) -> None:
             _check(key, value, value in (None, "auto") or right(value), wanted)
     mean = options.optimizer.ema
     _check("optimizer.ema", mean, mean is None or mean < 1, "a number above 0 and below 1")
+    dropout = options.tokenizer.dropout
+    _check("tokenizer.dropout", dropout, 0 <= dropout < 1, "a number from 0 up to, but not, 1")
+    for number, more in enumerate(options.data.more):
+        _check(f"data.more[{number}].weight", more.weight, more.weight >= 0, "0 or more")
+        _check_split(f"data.more[{number}].train", more.train)
     for beta in options.optimizer.betas:
         _check("optimizer.betas", options.optimizer.betas, 0 <= beta < 1, "two numbers from 0 up to, but not, 1")
     size = options.tokenizer.vocab_size

@@ -99,10 +99,26 @@ def to_options(option_class: type[Options], values: Namespace, prefix: str = "")
     hints = get_type_hints(option_class)
     return option_class(
         **{
-            name: to_options(hint, values, f"{prefix}{name}.") if is_dataclass(hint) else values[prefix + name]
+            name: to_options(hint, values, f"{prefix}{name}.")
+            if is_dataclass(hint)
+            else _items(hint, values[prefix + name])
             for name, hint in hints.items()
         }
     )
+
+
+def item_class(hint: Any) -> type | None:
+    """The class of options that a list holds, where it holds such."""
+    arguments = get_args(hint)
+    return arguments[0] if get_origin(hint) is list and is_dataclass(arguments[0]) else None
+
+
+def _items(hint: Any, value: Any) -> Any:
+    """The value; a list of options as instances of their class, for jsonargparse leaves namespaces in lists."""
+    item = item_class(hint)
+    if item is None or not isinstance(value, list):
+        return value
+    return [one if isinstance(one, item) else item(**(one if isinstance(one, dict) else vars(one))) for one in value]
 
 
 def in_words(hint: Any) -> str:
@@ -110,6 +126,8 @@ def in_words(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in arguments)
+    if item_class(hint):
+        return f"a list of mappings with any of the keys {', '.join(get_type_hints(arguments[0]))}"
     if origin is list:
         return f"a list [a, b, …], each {in_words(arguments[0])}"
     if origin is tuple:
@@ -172,6 +190,9 @@ def _in_one_sentence(
 def _sentence(parser: ArgumentParser, known: Mapping[str, Any], message: str) -> tuple[str, str]:
     """The option that is wrong ("" where none is to blame), and the sentence."""
     wrong = re.search(r'Parser key "([\w.]+)"', message)
+    item = item_class(known[wrong[1]]) if wrong and wrong[1] in known else None
+    if item is not None:
+        return wrong[1], f"{wrong[1]}: {_item_sentence(known[wrong[1]], get_type_hints(item), message)}"
     if wrong and wrong[1] in known:
         given = re.findall(r"(?:Got value|Given value): (.*)", message)
         value = f'is "{given[-1]}"; it' if given else "has a wrong value; it"
@@ -192,3 +213,15 @@ def _sentence(parser: ArgumentParser, known: Mapping[str, Any], message: str) ->
     if valueless:
         return "", f"{valueless[1]} needs a value"
     return "", " ".join(message.split())
+
+
+def _item_sentence(hint: Any, known: Mapping[str, Any], message: str) -> str:
+    """What is wrong with an item of a list of options."""
+    unknown = re.search(r"Option '([^']+)' is not accepted", message)
+    if unknown:
+        return f'there is no option "{unknown[1]}"{nearest(unknown[1], known)}'
+    key = re.findall(r'Parser key "(\w+)"', message)
+    given = re.findall(r"(?:Got value|Given value): (.*)", message)
+    if key and key[-1] in known and given:
+        return f'{key[-1]} is "{given[-1]}"; it must be {in_words(known[key[-1]])}'
+    return f"it must be {in_words(hint)}"

@@ -18,7 +18,15 @@ from .configuration.errors import MetaphraseError
 from .configuration.limits import check_limits, nearest
 from .configuration.options import RunOptions
 from .configuration.recipe_files import locate_recipe, recipe_names
-from .options_parser import known_options, options_parser, parse_command_line, parse_yaml, to_options, validated
+from .options_parser import (
+    item_class,
+    known_options,
+    options_parser,
+    parse_command_line,
+    parse_yaml,
+    to_options,
+    validated,
+)
 
 
 def read_recipe(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> RunOptions:
@@ -143,3 +151,8 @@ def _check_keys(node: yaml.Node, path: str, group: str, known: Mapping[str, Any]
             raise MetaphraseError(f'{path}, line {line}: there is no option "{key}"{close}')
         elif key not in known:
             _check_keys(value_node, path, f"{key}.", known, lines)
+        elif (item := item_class(known[key])) and isinstance(value_node, yaml.SequenceNode):
+            for number, item_node in enumerate(value_node.value):
+                prefix = f"{key}[{number}]."
+                options = {prefix + name: hint for name, hint in known_options(item).items()}
+                _check_keys(item_node, path, prefix, options, lines)

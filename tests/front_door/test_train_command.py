@@ -122,6 +122,8 @@ MISTAKES = [
     (["{recipe}", "--evaluation.metrics", "bleu"], "sacrebleu, chrf"),
     (["{recipe}", "--optimizer.betas", "0.9"], "a list of 2, each a number"),
     (["{recipe}", "--data"], "needs a value"),
+    (["{recipe}", "--data.more", "[{{pth: x}}]"], 'data.more: there is no option "pth" (did you mean "path"?)'),
+    (["{recipe}", "--tokenizer.dropout", "1"], "tokenizer.dropout is 1.0; it must be a number from 0"),
     (["{recipe}", "--model.preset", "bigg"], 'no preset "bigg" (did you mean "big"?)'),
     (["{recipe}", "--model.d_modl", "8"], "did you mean 'd_model'?"),
     (["{recipe}", "--model.d_model", "15"], "d_model 15 is not divisible by encoder_attention_heads 2"),
@@ -168,6 +170,13 @@ def test_mistakes_in_the_corpus(recipe, run, tmp_path, monkeypatch):
         ("seed: [1\n", "not valid YAML"),
         ("data:\n  source: no\n", 'write "no"'),
         ("model:\n  preset: tiny\n  heads: 3\n", "no field 'heads'"),
+        (
+            "data:\n  more:\n  - {path: x}\n  - {pth: x}\n",
+            'line 4: there is no option "data.more[1].pth" (did you mean',
+        ),
+        ("data:\n  more:\n  - path: x\n    weight: y\n", 'line 2: data.more: weight is "y"; it must be a number'),
+        ("data:\n  more:\n  - x\n", "line 3: data.more[0] must hold `key: value` lines"),
+        ("data:\n  more: x\n", "line 2: data.more: it must be a list of mappings with any of the keys path, "),
         ("", "set max_updates, epochs or minutes"),
         ("max_updates: 1\n", "data.path is not set"),
     ],
@@ -196,6 +205,26 @@ def test_the_command_line_goes_over_the_recipe(recipe):
         read_recipe(recipe, {"batches.token": 3})
     with pytest.raises(MetaphraseError, match="whole number"):
         read_recipe(recipe, {"batches.tokens": "many"})
+
+
+def test_further_corpora_are_options_that_go_there_and_back(recipe, tmp_path):
+    from metaphrase import MetaphraseError, read_recipe
+    from metaphrase.configuration.options import CorpusOptions
+    from metaphrase.training.folder import plain_options
+
+    path = tmp_path / "mine.yaml"
+    more = "data:\n  more:\n  - {path: news, weight: 2}\n  - {path: web, tags: [<bt>], train: [a, b]}\n"
+    path.write_text(more, encoding="utf-8")
+    options = read_recipe(path)
+    assert options.data.more == [
+        CorpusOptions(path="news", weight=2.0), CorpusOptions(path="web", tags=["<bt>"], train=["a", "b"])
+    ]  # fmt: skip
+    path.write_text(yaml.safe_dump(plain_options(options)), encoding="utf-8")
+    assert read_recipe(path) == options
+    for item in ({"path": "x"}, CorpusOptions(path="x")):
+        assert read_recipe(recipe, {"data.more": [item]}).data.more == [CorpusOptions(path="x")]
+    with pytest.raises(MetaphraseError, match=r'no option "pth" \(did you mean "path"'):
+        read_recipe(recipe, {"data.more": [{"pth": "x"}]})
 
 
 def free_port() -> int:
