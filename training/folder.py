@@ -1,4 +1,8 @@
-"""The result folder at the start of a run: refused where it holds something else, and given the options as run."""
+"""The result folder at the start of a run: refused where it holds something else, and given the options as run.
+
+The options are written once the data was read and the model built, so that a mistake in either leaves the folder free
+for the corrected command.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ MAY_CHANGE = {"workers", "test"}
 
 
 def prepare_folder(folder: Path, options: RunOptions, resume: bool | str | Path) -> None:
-    """Refuse a folder that holds something else, clear what a dead process left, and write the options as run.
+    """Refuse a folder that holds something else, and clear what a dead process left.
 
     Raises:
         MetaphraseError: says what the folder holds and what would be right.
@@ -33,6 +37,10 @@ def prepare_folder(folder: Path, options: RunOptions, resume: bool | str | Path)
         check_same_run(folder / RECIPE, options)
     checkpoint.clean(folder)
     checkpoint.clean(folder / CHECKPOINTS)
+
+
+def write_recipe(folder: Path, options: RunOptions) -> None:
+    """Write the options as run. From now on the folder holds a run."""
     text = yaml.safe_dump(plain_options(options), sort_keys=False, allow_unicode=True)
     checkpoint.write_file(folder / RECIPE, text)
 

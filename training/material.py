@@ -14,6 +14,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
 from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
+from metaphrase.training.data.locate import is_there
 from metaphrase.training.data.report import CorpusReport
 from metaphrase.training.data.streaming import StreamedCorpus
 from metaphrase.training.data.tokenizer import prepare_tokenizer
@@ -37,6 +38,8 @@ class Material:
     options: RunOptions
     source: Corpus | StreamedCorpus
     encoded: EncodedCorpus | None = None
+    has_test: bool = True
+    """False where the data hold no split under the test split's default name, so that nothing is scored at the end."""
 
     def draw(self, *, seed: int, epoch: int) -> Any:
         """The pairs of an epoch where corpora have weights; None: each once."""
@@ -60,8 +63,9 @@ def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Mater
     """
     accelerator = accelerator or Accelerator()
     with accelerator.main_process_first():
+        has_test = options.data.test is None or is_there(options.data, "test")
         if options.data.streaming:
-            return _stream(options)
+            return _stream(options, has_test)
         corpus = read_corpus(options.data, cache_folder(), seed=options.seed)
         tokenizer = prepare_tokenizer(corpus, options.tokenizer, cache_folder())
         encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
@@ -69,10 +73,10 @@ def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Mater
         def windows(_: int, number: int) -> EncodedCorpus | None:
             return encoded if number == 0 else None
 
-        return Material(tokenizer, windows, len(encoded), corpus.validation, options, corpus, encoded)
+        return Material(tokenizer, windows, len(encoded), corpus.validation, options, corpus, encoded, has_test)
 
 
-def _stream(options: RunOptions) -> Material:
+def _stream(options: RunOptions, has_test: bool) -> Material:
     corpus = StreamedCorpus(options.data)
     validation = read_evaluation(options.data, "validation")
     if validation is None:
@@ -82,7 +86,7 @@ def _stream(options: RunOptions) -> Material:
     def windows(epoch: int, number: int) -> Any:
         return corpus.window(epoch, number, tokenizer)
 
-    return Material(tokenizer, windows, None, validation, options, corpus)
+    return Material(tokenizer, windows, None, validation, options, corpus, has_test=has_test)
 
 
 def cache_folder() -> Path:

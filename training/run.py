@@ -18,12 +18,13 @@ from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.limits import check_limits
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, spread, states
 from metaphrase.training.finish import Run, finish
 from metaphrase.training.fit import largest_batch
-from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder
+from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder, write_recipe
 from metaphrase.training.judge import Judge
 from metaphrase.training.lock import FolderLock
 from metaphrase.training.log import TrainLog
@@ -56,6 +57,7 @@ def train(
         KeyboardInterrupt: a signal stopped the run; everything is saved, and how to go on was said.
     """
     started = time.monotonic()
+    check_limits(options)
     if options.max_updates is None and options.epochs is None and options.minutes is None:
         raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
     folder = Path(options.output or f"runs/{recipe_name}")
@@ -72,6 +74,8 @@ def train(
         material = gather(options, accelerator)
         known = f"{material.pairs:,} pairs to learn from" if material.pairs is not None else "pairs are streamed"
         log.say(f"{material.report.summary()}; {known}, {len(material.tokenizer):,} tokens known")
+        if not material.has_test:
+            log.say(f"There is no test split {options.data.test} in the data: nothing is scored at the end.")
 
         plain = build_model(options, material.tokenizer)
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
@@ -90,6 +94,7 @@ def train(
                 for later in checkpoint.set_aside(folder / CHECKPOINTS, after=progress.updates):
                     log.say(f"A later checkpoint is set aside as {later}")
             accelerator.wait_for_everyone()
+        as_given = options
         if options.batches.tokens == "auto":
             tokens = position.tokens if position is not None else find_tokens(plain, material, options, accelerator)
             options = replace(options, batches=replace(options.batches, tokens=tokens))
@@ -104,6 +109,8 @@ def train(
             position=position,
         )
 
+        if accelerator.is_main_process:
+            write_recipe(folder, as_given)
         before = progress.updates
         log.open(after=before)
         accelerator.init_trackers("metaphrase", config=flat(plain_options(options)))

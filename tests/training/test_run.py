@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.configuration.options import CorpusOptions
 from metaphrase.training import checkpoint, evaluate, loop, states
 from metaphrase.training.material import Material
 from metaphrase.training.run import to_go_on, train
@@ -81,6 +82,23 @@ def test_a_run_needs_an_end(tiny_options):
         train(tiny_options(max_updates=None), recipe_name="tiny")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("batches.tokens", 0, "1 or more"),
+        ("data.window", 0, "1 or more"),
+        ("data.weight", -1.0, "0 or more"),
+        ("data.temperature", 0.0, "above 0"),
+        ("tokenizer.dropout", 1.0, "a number from 0 up to, but not, 1"),
+        ("data.more", [CorpusOptions(weight=-2.0)], "0 or more"),
+    ],
+)
+def test_values_are_checked_as_on_the_command_line(tiny_options, name, value, right):
+    with pytest.raises(MetaphraseError, match=rf"^{name}.* is \S+; it must be {right}"):
+        train(tiny_options(**{name: value}), recipe_name="tiny")
+    assert not Path(tiny_options().output).exists()
+
+
 def test_a_used_folder_is_refused(tiny_options):
     options = tiny_options(max_updates=2)
     folder = train(options, recipe_name="tiny")
@@ -88,6 +106,28 @@ def test_a_used_folder_is_refused(tiny_options):
     with pytest.raises(MetaphraseError, match=r"already holds a run.*--resume.*--output"):
         train(options, recipe_name="tiny")
     assert (folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("mistake", [{"data.source": "aa"}, {"data.test": "tset"}, {"model": {"d_modle": 8}}])
+def test_a_mistake_leaves_the_folder_free(tiny_options, mistake):
+    with pytest.raises(MetaphraseError):
+        train(tiny_options(**mistake), recipe_name="tiny")
+    folder = train(tiny_options(max_updates=2, **{"evaluation.metrics": []}), recipe_name="tiny")
+    assert (folder / "recipe.yaml").is_file() and (folder / "results.json").is_file()
+
+
+def test_a_missing_test_split_is_told_before_the_training(tiny_options, corpus_folder, tmp_path, capsys):
+    there = tmp_path / "corpus"
+    shutil.copytree(corpus_folder, there, ignore=shutil.ignore_patterns("test.*"))
+    folder = train(tiny_options(max_updates=2, **{"data.path": str(there)}), recipe_name="tiny")
+    told = "There is no test split test in the data: nothing is scored at the end."
+    said = capsys.readouterr().err
+    assert said.count(told) == 1 and said.index(told) < said.index("Training ended")
+    assert json.loads((folder / "results.json").read_text())["test"] is None
+    with pytest.raises(MetaphraseError, match=r"has none of tset\.a with tset\.b"):  # one that was named must be there
+        train(tiny_options(output=str(tmp_path / "other"), **{"data.test": "tset"}), recipe_name="tiny")
+    train(tiny_options(output=str(tmp_path / "none"), max_updates=2, **{"data.test": None}), recipe_name="tiny")
+    assert "no test split" not in capsys.readouterr().err
 
 
 def test_a_folder_with_foreign_files_is_refused(tiny_options):
@@ -109,7 +149,7 @@ def test_a_run_goes_on_only_as_it_began(tiny_options):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"), [({"preset": "bsae"}, "no preset 'bsae'.*'base'"), ({"d_modle": 8}, "no field 'd_modle'")]
+    ("model", "message"), [({"preset": "bsae"}, 'no preset "bsae" .*"base"'), ({"d_modle": 8}, "no field 'd_modle'")]
 )
 def test_bad_model_options_are_named(tiny_options, model, message):
     with pytest.raises(MetaphraseError, match=message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,22 @@ def find_source(data: DataOptions, role: str) -> PairSource | None:
     return _in_dataset(folder, names, data, role)
 
 
+def is_there(data: DataOptions, role: str) -> bool:
+    """Whether `find_source` finds a source. Nothing is read, and nothing of a dataset of the Hub is downloaded.
+
+    Raises:
+        MetaphraseError: as `find_source` does.
+    """
+    split, path = getattr(data, role), data.path
+    of_the_hub = path is not None and path != cmudict.NAME and not Path(path).expanduser().exists()
+    if not of_the_hub or not isinstance(split, str):
+        return find_source(data, role) is not None
+    names = OTHER_NAMES[role] if split == role else (split,)
+    with _told(data.path):
+        known = _hub_splits(data)
+    return _choose(names, known, data, role) is not None
+
+
 def _two_files(data: DataOptions, files: list[str], role: str) -> PairSource:
     if len(files) != 2:
         raise MetaphraseError(f"data.{role} lists {len(files)} files, not two: the source's, then the target's")
@@ -114,14 +132,23 @@ def _is_saved_dataset(folder: Path) -> bool:
 def _in_dataset(folder: Path, names: tuple[str, ...], data: DataOptions, role: str) -> PairSource | None:
     streaming = data.streaming and role == "train"
     splits = _load_saved(folder) if folder.is_dir() else _load_from_hub(data, names, streaming)
+    name = _choose(names, splits, data, role)
+    if name is None:
+        return None
+    kind = Columns if hasattr(splits[name], "select") else StreamedColumns
+    return kind(splits[name], f"{data.path} ({name})", data.source, data.target)
+
+
+def _choose(names: tuple[str, ...], known: Collection[str], data: DataOptions, role: str) -> str | None:
+    """The first of `names` that a dataset has; None where only a default one is missed."""
     for name in names:
-        if name in splits:
-            kind = Columns if hasattr(splits[name], "select") else StreamedColumns
-            return kind(splits[name], f"{data.path} ({name})", data.source, data.target)
+        if name in known:
+            return name
     if role != "train" and getattr(data, role) == role:
         return None
-    known = ", ".join(splits) or "none"
-    raise MetaphraseError(f"{data.path} has no split {names[0]}, only {known}{nearest(names[0], splits)}")
+    raise MetaphraseError(
+        f"{data.path} has no split {names[0]}, only {', '.join(known) or 'none'}{nearest(names[0], known)}"
+    )
 
 
 def _load_saved(folder: Path) -> dict[str, Any]:
@@ -136,17 +163,33 @@ def _load_saved(folder: Path) -> dict[str, Any]:
 
 def _load_from_hub(data: DataOptions, names: tuple[str, ...], streaming: bool) -> dict[str, Any]:
     """Loads only the split that is asked for, so that the test split is read by nothing before its time."""
+    with _told(data.path):
+        known = _hub_splits(data)
+        import datasets
+
+        for name in names:
+            if name in known:
+                return {name: datasets.load_dataset(data.path, data.config_name, split=name, streaming=streaming)}
+        return dict.fromkeys(known)
+
+
+def _hub_splits(data: DataOptions) -> list[str]:
+    """Names of a dataset's splits on the Hub."""
     path = str(data.path)
     if path.count("/") > 1 or path.startswith((".", "/", "~")):
         raise MetaphraseError(f"there is no folder {path}, and it is no dataset id (owner/name)")
     import datasets
 
+    return datasets.get_dataset_split_names(path, data.config_name)
+
+
+@contextmanager
+def _told(path: str | None) -> Iterator[None]:
+    """Turns whatever the library raises into one sentence."""
     try:
-        known = datasets.get_dataset_split_names(path, data.config_name)
-        for name in names:
-            if name in known:
-                return {name: datasets.load_dataset(path, data.config_name, split=name, streaming=streaming)}
-        return dict.fromkeys(known)
+        yield
+    except MetaphraseError:
+        raise
     except Exception as error:  # the library raises some twenty kinds here, from ConnectionError to ValueError
         reason = " ".join(str(error).split()) or type(error).__name__
         raise MetaphraseError(f"there is no folder {path}, and it does not load as a dataset: {reason}") from error

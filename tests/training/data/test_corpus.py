@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import CorpusOptions, DataOptions
 from metaphrase.training.data.corpus import read_corpus, read_evaluation
+from metaphrase.training.data.locate import is_there
 
 from .conftest import made_up_pairs, write_pairs
 
@@ -294,3 +296,12 @@ def test_several_corpora(folder, tmp_path):
     for tag in ("2yy", "<s>", "<a b>", "<0x41>", "<>"):
         with pytest.raises(MetaphraseError, match="the tag"):
             read_corpus(options(folder, tags=[tag]))
+
+
+def test_a_split_of_the_hub_is_looked_for_and_not_loaded(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda path, config: ["train", "dev"])
+    data = DataOptions(path="owner/name")
+    assert is_there(data, "validation") and not is_there(data, "test")
+    with pytest.raises(MetaphraseError, match="owner/name has no split tset, only train, dev"):
+        is_there(replace(data, test="tset"), "test")
