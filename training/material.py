@@ -12,6 +12,7 @@ from accelerate import Accelerator
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
+from metaphrase.training.data.bpe_dropout import BpeDropout, DroppedCorpus
 from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
 from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
 from metaphrase.training.data.locate import is_there
@@ -70,8 +71,10 @@ def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Mater
         tokenizer = prepare_tokenizer(corpus, options.tokenizer, cache_folder())
         encoded = encode_corpus(corpus, tokenizer, options.data, cache_folder())
 
-        def windows(_: int, number: int) -> EncodedCorpus | None:
-            return encoded if number == 0 else None
+        dropped = _dropout(tokenizer, options)
+
+        def windows(epoch: int, number: int) -> Any:
+            return dropped(encoded, epoch) if number == 0 else None
 
         return Material(tokenizer, windows, len(encoded), corpus.validation, options, corpus, encoded, has_test)
 
@@ -83,10 +86,27 @@ def _stream(options: RunOptions, has_test: bool) -> Material:
         raise MetaphraseError("data.streaming needs a validation split: pairs cannot be held out of a stream.")
     tokenizer = prepare_tokenizer(corpus, options.tokenizer, cache_folder())
 
+    dropped = _dropout(tokenizer, options)
+
     def windows(epoch: int, number: int) -> Any:
-        return corpus.window(epoch, number, tokenizer)
+        window = corpus.window(epoch, number, tokenizer)
+        return dropped(window, window.key) if window is not None else None
 
     return Material(tokenizer, windows, None, validation, options, corpus, has_test=has_test)
+
+
+def _dropout(tokenizer: PreTrainedTokenizerFast, options: RunOptions) -> Callable[[Any, int], Any]:
+    """Gives a window of pairs, by its key, as it is learned from: cut anew where the options ask for BPE-dropout.
+
+    Raises:
+        MetaphraseError: the tokenizer's words cannot be cut anew.
+    """
+    if not options.tokenizer.dropout:
+        return lambda window, key: window
+    dropout = BpeDropout(tokenizer, options.tokenizer.dropout)
+    return lambda window, key: DroppedCorpus(
+        window, dropout, seed=options.seed, epoch=key, longest=options.data.max_length
+    )
 
 
 def cache_folder() -> Path:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGene
 from metaphrase.training import loop, states
 from metaphrase.training.data.batching import collate
 from metaphrase.training.fit import largest_batch
+from metaphrase.training.material import gather
 from metaphrase.training.objective import plain_loss, rdrop_loss
 from metaphrase.training.run import train
 from metaphrase.training.running_mean import RunningMean
@@ -65,6 +67,45 @@ def test_rdrop_trains(tiny_options):
     folder = train(tiny_options(max_updates=8, **{"optimizer.rdrop": 2.0}), recipe_name="tiny")
     log = records(folder, "training")
     assert len(log) == 8 and log[-1]["loss"] < log[0]["loss"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bpe_dropout_cuts_anew_and_goes_on_exactly(tiny_options, tmp_path, streaming):
+    changes = {"evaluation.metrics": [], "data.streaming": streaming, "data.window": 50}
+    dropout = {**changes, "tokenizer.dropout": 0.3}
+    plain = train(tiny_options(output=str(tmp_path / "plain"), **changes), recipe_name="tiny")
+    straight = train(tiny_options(output=str(tmp_path / "straight"), **dropout), recipe_name="tiny")
+    train(tiny_options(max_updates=8, **dropout), recipe_name="tiny")
+    resumed = train(tiny_options(**dropout), recipe_name="tiny", resume=True)
+    one, two, other = (
+        [(record["batches"], record["loss"], record["tokens"]) for record in records(folder, "training")]
+        for folder in (straight, resumed, plain)
+    )
+    assert one == two and len(one) == 12
+    assert [record[0] for record in one] == [record[0] for record in other]  # the same pairs …
+    assert all(cut[2] > whole[2] for cut, whole in zip(one, other, strict=True))  # … in more pieces
+    saved = [(folder / "tokenizer.json").read_bytes() for folder in (plain, straight)]
+    assert saved[0] == saved[1]
+
+
+def test_every_epoch_cuts_anew_and_lengths_are_those_without_dropout(tiny_options):
+    material = gather(tiny_options(**{"tokenizer.dropout": 0.3}))
+    plain = gather(tiny_options())
+    first, second = (material.windows(epoch, 0) for epoch in (0, 1))
+    assert material.windows(0, 1) is None
+    places = np.arange(len(first))
+    cuts = [[ids.tolist() for pair in window[places] for ids in pair] for window in (first, second)]
+    assert cuts[0] != cuts[1] and cuts[0] == [ids.tolist() for pair in material.windows(0, 0)[places] for ids in pair]
+    assert [material.tokenizer.decode(ids, skip_special_tokens=True) for ids in cuts[0]] == [
+        material.tokenizer.decode(ids, skip_special_tokens=True) for ids in cuts[1]
+    ]
+    assert np.array_equal(first.source_lengths, plain.windows(0, 0).source_lengths)
+
+
+def test_bpe_dropout_needs_bpe(tiny_options):
+    options = tiny_options(**{"tokenizer.dropout": 0.1, "tokenizer.kind": "characters"})
+    with pytest.raises(MetaphraseError, match=r"tokenizer\.dropout needs a tokenizer"):
+        train(options, recipe_name="tiny")
 
 
 def test_running_mean_follows_its_formula():

@@ -38,6 +38,10 @@ class BpeDropout:
         whole = json.loads(tokenizer.backend_tokenizer.to_str())
         if whole["model"]["type"] != "BPE":
             raise MetaphraseError(f"tokenizer.dropout needs a tokenizer of kind bpe, not {whole['model']['type']}")
+        if not whole["model"]["merges"]:
+            raise MetaphraseError(
+                "tokenizer.dropout needs a tokenizer of kind bpe; this one makes no merges to leave out"
+            )
         if not 0 <= probability < 1:
             raise MetaphraseError(f"tokenizer.dropout is {probability}; it must be from 0 to below 1")
         self.probability = 0.0
