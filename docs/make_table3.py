@@ -131,7 +131,7 @@ training step takes three times as many.
   {min(rows_c):.0f},000 to {max(rows_c):.0f},000 entries, its big row one of {implied["big"]:.0f},000.
 - **(B)** Both rows fit {min(rows_b):.0f},000 to {max(rows_b):.0f},000 entries, as base does, with d_k for queries and
   keys alone, and d_v left at 64.
-- **(E)** has {MetaphraseConfig().max_position_embeddings:,} learned positions for each stack; the paper names no number.
+- **(E)** has {MetaphraseConfig().max_position_embeddings:,} learned positions a stack; the paper names no number.
 - Every projection of attention has a bias here, as in most implementations since; the paper's formulas show none. That
   is {12 * 512 * 4 + 6 * 512 * 4:,} parameters in the base model.
 
