@@ -14,6 +14,7 @@ from .tiny import batch, ids, lengths_mask, tiny_model, worst
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:torch")
 
 SIZES = [([7, 4], [5, 6]), ([9, 3, 2], [4, 4, 1]), ([2, 2], [3, 2])]
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # a compiler takes a minute for every few layers
 
 
 @torch.no_grad()
@@ -62,13 +63,14 @@ def test_torch_export(learned):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_compiled_equals_plain(backend):
+@pytest.mark.parametrize(("backend", "compiler"), [("eager", "aot_eager"), ("sdpa", "aot_eager"), ("sdpa", "inductor")])
+def test_compiled_equals_plain(backend, compiler):
     """Forward and backward in one graph, at several sizes."""
-    model = tiny_model(label_smoothing=0.1).train()
+    torch.compiler.reset()
+    model = tiny_model(label_smoothing=0.1, **SHALLOW).train()
     model.set_attn_implementation(backend)
-    compiled = torch.compile(model, fullgraph=True)
-    for source, target in SIZES:
+    compiled = torch.compile(model, fullgraph=True, backend=compiler)
+    for source, target in SIZES[:2]:
         inputs = batch(source, target)
         inputs["labels"] = inputs["decoder_input_ids"].masked_fill(inputs["decoder_attention_mask"] == 0, -100)
         results = []
@@ -83,7 +85,8 @@ def test_compiled_equals_plain(backend):
 
 @pytest.mark.slow
 def test_compiled_training_with_the_fast_loss():
-    model = tiny_model(label_smoothing=0.1).train()
+    torch.compiler.reset()
+    model = tiny_model(label_smoothing=0.1, **SHALLOW).train()
     inputs = batch()
     inputs = {"input_ids": inputs["input_ids"], "labels": inputs["decoder_input_ids"]}
     results = []
@@ -101,7 +104,8 @@ def test_compiled_training_with_the_fast_loss():
 def test_static_cache_and_full_graph(learned):
     """Compiled generation gives the ids of the plain one."""
     kind = {"position_embedding_type": "learned", "max_position_embeddings": 16} if learned else {}
-    model = tiny_model(**kind)
+    torch.compiler.reset()
+    model = tiny_model(**kind, **SHALLOW)
     inputs = {"input_ids": ids([6, 4]), "attention_mask": lengths_mask([6, 4])}
     settings = {"max_new_tokens": 8, "no_repeat_ngram_size": 2}
     expected = model.generate(**inputs, **settings)
@@ -118,8 +122,9 @@ def _compile_on_cpu() -> CompileConfig:
 @pytest.mark.slow
 def test_flex_equals_eager():
     """Forward only: torch has no backward pass of flex attention on a CPU."""
-    model = tiny_model()
-    for source, target in SIZES:
+    torch.compiler.reset()
+    model = tiny_model(encoder_layers=1)
+    for source, target in SIZES[:2]:
         inputs = batch(source, target)
         outputs = []
         for backend in ("eager", "flex_attention"):
