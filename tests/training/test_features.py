@@ -179,7 +179,7 @@ def test_automatic_batches_are_found_and_kept(tiny_options, monkeypatch):
     monkeypatch.setattr("metaphrase.training.fit.CPU_MOST", 1536)
     options = tiny_options(max_updates=2, **{"batches.tokens": "auto"})
     folder = train(options, recipe_name="tiny")
-    assert json.loads((folder / "results.json").read_text())["training"]["tokens"] == 1536
+    assert json.loads((folder / "results.json").read_text())["training"]["batch_tokens"] == 1536
     monkeypatch.setattr("metaphrase.training.run.largest_batch", lambda *a, **k: pytest.fail("searched again"))
     options.max_updates = 3
     assert train(options, recipe_name="tiny", resume=True) == folder
