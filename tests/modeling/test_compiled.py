@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers.generation import CompileConfig
 
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
@@ -109,8 +110,10 @@ def test_static_cache_and_full_graph(learned):
     inputs = {"input_ids": ids([6, 4]), "attention_mask": lengths_mask([6, 4])}
     settings = {"max_new_tokens": 8, "no_repeat_ngram_size": 2}
     expected = model.generate(**inputs, **settings)
+    counters.clear()
     compiled = model.generate(**inputs, **settings, cache_implementation="static", compile_config=_compile_on_cpu())
     assert torch.equal(compiled, expected)
+    assert counters["stats"]["unique_graphs"] >= 1 and not counters["graph_break"]  # it was compiled, in one piece
 
 
 def _compile_on_cpu() -> CompileConfig:
