@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_python(number, desk, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("command", commands())
 def test_console(command, desk, run, monkeypatch):
     words, _, files = command.partition("<")
@@ -57,6 +59,12 @@ def test_console(command, desk, run, monkeypatch):
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
         assert words[1] in targets
+    elif words[0] == "python":
+        if "--lora" in words:
+            pytest.importorskip("peft")
+        (desk / words[5]).resolve().parent.mkdir(exist_ok=True)
+        runpy.run_path(str(ROOT / words[1]))["main"]([*words[2:], "--steps", "2"])
+        assert (desk / words[5] / "model.safetensors").is_file()
     elif words[0] == "pip":
         assert words == ["pip", "install", "."]
     else:
