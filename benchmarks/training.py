@@ -243,7 +243,7 @@ def main() -> None:
     print(f"\nGEMM peak {peak / 1e9:,.0f} GFLOP/s; {OURS} uses {share:.0%} of it.")
     record = {
         "machine": facts,
-        "command": " ".join(["python", "benchmarks/training.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/training.py", *(Path(word).name for word in sys.argv[1:])]),
         "unit": "target tokens a second",
         "measured": measured,
         "ratios": {name: ratios(measured, OURS, name) for name in measured if name != OURS},
