@@ -16,9 +16,7 @@ from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.processors import asked_processors
 from metaphrase.decoding.search import search
 from metaphrase.decoding.weights import read_weights
-
-LENGTH_MARGIN = 50
-"""Section 6.1 of the paper: an output may be this much longer than its source."""
+from metaphrase.modeling.modeling_metaphrase import LENGTH_MARGIN
 
 Tokens = Sequence[Sequence[int]]
 Engine = Callable[[Tokens, Tokens], list[list[Hypothesis]]]

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.modeling.modeling_metaphrase import LENGTH_MARGIN
 
 from .modules import Kind, eager_attention_of, unwrapped
-
-LENGTH_MARGIN = 50  # section 6.1 of the paper: an output may be this much longer than its source
 
 Decode = Callable[[PreTrainedModel, dict[str, Tensor]], Tensor]
 """Anything that turns a model and its inputs (`input_ids`, `attention_mask`, both [B, S]) into generated ids [B, T]."""
