@@ -71,7 +71,8 @@ def check_model_name(model: str) -> None:
     """
     folder = Path(model).expanduser()
     if not folder.exists():
-        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        like_an_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+        if like_an_id and not folder.parent.is_dir():  # where `runs` lies here, `runs/typo` is no id of the Hub
             return
         raise MetaphraseError(f"there is no model folder {model}")
     if not folder.is_dir():

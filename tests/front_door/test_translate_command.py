@@ -163,6 +163,14 @@ def test_a_broken_model_is_one_sentence(model_folder, run, tmp_path, broken):
     assert code == 2 and text == "" and error.count("\n") == 1
 
 
+def test_a_slip_below_a_folder_that_is_here_is_not_asked_of_the_hub(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    code, _, error = run("translate", "runs/typo", stdin=b"one\n")
+    assert code == 2 and "there is no model folder runs/typo" in error
+    using.check_model_name("somebody/a-model")
+
+
 def test_debugging_shows_the_traceback(run, monkeypatch):
     monkeypatch.setenv("METAPHRASE_DEBUG", "1")
     with pytest.raises(MetaphraseError, match="no model folder"):
