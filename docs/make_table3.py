@@ -1,8 +1,6 @@
-"""Writes table3.md: the paper's Table 3 beside our presets, counted by the formulas below and not by building a model.
+"""Writes table3.md: the paper's Table 3 beside our presets, counted by the formulas of training/costs.py.
 
-    python docs/make_table3.py
-
-d = d_model, h heads of d_k and d_v, f = d_ff, N layers in each stack, V vocabulary entries, P learned positions.
+python docs/make_table3.py
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.presets import PRESETS, TABLE_3
+from metaphrase.training.costs import forward_flops, parameters
 
 PAPER = {  # Table 3 of arXiv:1706.03762: parameters in millions (None where the paper leaves the cell empty), PPL, BLEU
     "base": (65, 4.92, 25.8),
@@ -38,47 +37,6 @@ TARGET = Path(__file__).with_name("table3.md")
 LENGTH = 32  # tokens of a sentence, for the floating-point operations
 
 
-def attention_parameters(d: int, h: int, d_k: int, d_v: int) -> int:
-    """W^Q, W^K, W^V and W^O with their biases."""
-    return 2 * (d * h * d_k + h * d_k) + (d * h * d_v + h * d_v) + (h * d_v * d + d)
-
-
-def parameters(config: MetaphraseConfig) -> int:
-    """Parameters of a model, each shared matrix once."""
-    d, norm = config.d_model, 2 * config.d_model
-    total = 0
-    for layers, h, f, attentions in (
-        (config.encoder_layers, config.encoder_attention_heads, config.encoder_ffn_dim, 1),
-        (config.decoder_layers, config.decoder_attention_heads, config.decoder_ffn_dim, 2),
-    ):
-        d_k, d_v = config.qk_head_dim or d // h, config.v_head_dim or d // h
-        feed_forward = (d * f + f) + (f * d + d)
-        total += layers * (attentions * attention_parameters(d, h, d_k, d_v) + feed_forward + (attentions + 1) * norm)
-        total += norm if config.normalize_before else 0
-        total += config.max_position_embeddings * d if config.position_embedding_type == "learned" else 0
-    matrices = 1 + (not config.share_encoder_decoder_embeddings) + (not config.tie_word_embeddings)
-    return total + matrices * config.vocab_size * d
-
-
-def flops(config: MetaphraseConfig, source: int, target: int) -> int:
-    """Floating-point operations of a forward pass over one sentence pair: two for each multiplication in a matrix
-    product. A training step needs three times as many."""
-    d = config.d_model
-
-    def attention(h: int, asking: int, asked: int) -> int:
-        d_k, d_v = config.qk_head_dim or d // h, config.v_head_dim or d // h
-        projections = asking * d * h * d_k + asked * d * h * (d_k + d_v) + asking * h * d_v * d
-        return 2 * (projections + h * asking * asked * (d_k + d_v))
-
-    h = config.encoder_attention_heads
-    encoder = config.encoder_layers * (attention(h, source, source) + 4 * source * d * config.encoder_ffn_dim)
-    h = config.decoder_attention_heads
-    decoder = config.decoder_layers * (
-        attention(h, target, target) + attention(h, target, source) + 4 * target * d * config.decoder_ffn_dim
-    )
-    return encoder + decoder + 2 * target * d * config.vocab_size
-
-
 def row(name: str) -> str:
     config = MetaphraseConfig.from_preset(name)
     h = config.encoder_attention_heads
@@ -88,7 +46,7 @@ def row(name: str) -> str:
     cells = [
         f"`{name}`", config.encoder_layers, config.d_model, config.encoder_ffn_dim, h, d_k, d_v, config.dropout,
         config.label_smoothing, f"{count:.1f}", paper or "", f"{count - paper:+.1f}" if paper else "",
-        f"{flops(config, LENGTH, LENGTH) / LENGTH / 1e6:.0f}", f"{ppl:.2f}" if ppl else "", bleu or "",
+        f"{forward_flops(config, LENGTH, LENGTH) / LENGTH / 1e6:.0f}", f"{ppl:.2f}" if ppl else "", bleu or "",
     ]  # fmt: skip
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
