@@ -1,4 +1,4 @@
-"""What a model costs, counted from its sizes: parameters, floating-point operations, memory, bytes to send and to store.
+"""What a model costs, counted from its sizes: parameters, floating-point operations, memory, bytes to send and store.
 
 d = d_model, h heads of d_k and d_v, f = d_ff, N layers in each stack, V vocabulary entries, P learned positions;
 B pairs of S source and T target positions, padding counted. Nothing is built or measured here. Tests hold each formula
