@@ -16,7 +16,7 @@ from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.processors import asked_processors
 from metaphrase.decoding.search import search
 from metaphrase.decoding.weights import read_weights
-from metaphrase.modeling.modeling_metaphrase import LENGTH_MARGIN
+from metaphrase.modeling.generation import LENGTH_MARGIN
 
 Tokens = Sequence[Sequence[int]]
 Engine = Callable[[Tokens, Tokens], list[list[Hypothesis]]]

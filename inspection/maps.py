@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.modeling.modeling_metaphrase import LENGTH_MARGIN
+from metaphrase.modeling.generation import LENGTH_MARGIN
 
 from .modules import Kind, eager_attention_of, unwrapped
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -22,7 +21,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -31,13 +30,10 @@ from .attention import CrossAttention, SelfAttention
 from .configuration_metaphrase import MetaphraseConfig
 from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, count_positions
+from .generation import MetaphraseGenerationMixin
 from .layers import DecoderLayer, EncoderLayer
 from .loss import IGNORED, cross_entropy_per_token, linear_cross_entropy_per_token
 from .saving import OneSetOfWeights
-
-logger = logging.get_logger(__name__)
-
-LENGTH_MARGIN = 50  # section 6.1: an output may be this much longer than its source
 
 
 def shift_tokens_right(
@@ -315,7 +311,7 @@ class MetaphraseModel(MetaphrasePreTrainedModel):
         )
 
 
-class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMixin):
+class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, MetaphraseGenerationMixin):
     """The whole of figure 1: encoder, decoder, and the projection to the vocabulary."""
 
     _auto_class = "AutoModelForSeq2SeqLM"
@@ -416,38 +412,6 @@ class MetaphraseForConditionalGeneration(MetaphrasePreTrainedModel, GenerationMi
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
-
-    def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, *args, **kwargs) -> dict:
-        """As the library does; and a padded target prompt's positions are counted over its real tokens."""
-        mask = kwargs.get("decoder_attention_mask")
-        if mask is not None and mask.dim() == 2 and kwargs.get("decoder_position_ids") is None:
-            kwargs["decoder_position_ids"] = count_positions(mask, mask.shape[1], 0, mask.device)
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
-
-    def _prepare_generated_length(
-        self, generation_config, has_default_max_length, *, input_ids_length, inputs_tensor, **kwargs
-    ):
-        """Section 6.1: unless the caller says otherwise, an output is at most 50 tokens longer than its source (the
-        longest of the batch). With learned positions it ends, at the latest, with the token that follows the last."""
-        asked = not has_default_max_length or generation_config.max_new_tokens is not None
-        if not asked:
-            generation_config.max_new_tokens = inputs_tensor.shape[1] + LENGTH_MARGIN
-        generation_config = super()._prepare_generated_length(
-            generation_config=generation_config,
-            has_default_max_length=has_default_max_length,
-            input_ids_length=input_ids_length,
-            inputs_tensor=inputs_tensor,
-            **kwargs,
-        )
-        end = self.config.max_position_embeddings + 1
-        if self.config.position_embedding_type == "learned" and generation_config.max_length > end:
-            if asked:
-                logger.warning(
-                    f"Generation was asked for {generation_config.max_length} tokens, start token included; it stops "
-                    f"at {end}, as learned positions end at max_position_embeddings {end - 1}."
-                )
-            generation_config.max_length = end
-        return generation_config
 
 
 __all__ = ["MetaphraseForConditionalGeneration", "MetaphraseModel", "MetaphrasePreTrainedModel"]

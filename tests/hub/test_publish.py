@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from conftest import Answer, Hub
 
 CODE = {
-    *("attention.py", "configuration_metaphrase.py", "dropout.py", "embeddings.py", "layers.py", "loss.py"),
-    *("modeling_metaphrase.py", "presets.py", "saving.py"),
+    *("attention.py", "configuration_metaphrase.py", "dropout.py", "embeddings.py", "generation.py", "layers.py"),
+    *("loss.py", "modeling_metaphrase.py", "presets.py", "saving.py"),
 }
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 WHOLE = {".gitattributes", "README.md", "config.json", "generation_config.json", "results.json", *CODE, *TOKENIZER}
