@@ -31,6 +31,7 @@ _AT_LEAST_ONE = (
 )
 _NOT_NEGATIVE = (
     "data.weight",
+    "batches.max_out_of_memory",
     "optimizer.warmup",
     "checkpoints.keep_best",
     "optimizer.weight_decay",

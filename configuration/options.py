@@ -102,6 +102,10 @@ class BatchOptions:
     holds, found before the first update."""
     accumulation: int = 1
     """Batches a process adds up before an update."""
+    max_out_of_memory: int = 20
+    """An update that does not fit into the memory of some process is left out by all, counted and listed; after so
+    many the run ends. 0: it ends at the first, and gradients of several processes travel during the backward pass
+    (DDP) and not after it, which is faster where the network is slow. Under FSDP it always ends at the first."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from transformers.utils import logging
 
 from metaphrase.configuration.options import RunOptions
+from metaphrase.modeling.companions import weights_digest
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, evaluate, states
 from metaphrase.training.card import write_card
@@ -68,6 +69,7 @@ def finish(run: Run, model: MetaphraseForConditionalGeneration, progress: Progre
             "recipe": run.recipe_name,
             "command": run.command,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "weights": weights_digest(folder),
             **describe(run, final, progress, epochs),
             "validation": validation,
             "test": test,
@@ -106,6 +108,7 @@ def describe(run: Run, final: MetaphraseForConditionalGeneration, progress: Prog
         "training": {
             "updates": progress.updates,
             "skipped_updates": progress.skipped,
+            "out_of_memory_updates": progress.out_of_memory,
             "epochs": round(epochs, 2),
             "minutes": round(progress.seconds / 60, 2),
             "tokens_per_second": round(progress.target_tokens / max(1e-9, progress.training_seconds), 1),

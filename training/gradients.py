@@ -66,13 +66,27 @@ def check_gradients(options: RunOptions, *, batches: int = 4, processes: Sequenc
     tokens = BatchOptions().tokens if options.batches.tokens == "auto" else options.batches.tokens
     plan = plan_epoch(window.source_lengths, window.target_lengths, tokens=tokens, seed=options.seed, epoch=0)
     chosen = [window[plan[number]] for number in range(min(batches, len(plan)))]
-    return compare_cuts(make_config(options, material.tokenizer), chosen, processes=processes, seed=options.seed)
+    return compare_cuts(
+        make_config(options, material.tokenizer),
+        chosen,
+        processes=processes,
+        seed=options.seed,
+        overlapped=not options.batches.max_out_of_memory,
+    )
 
 
 def compare_cuts(
-    config: MetaphraseConfig, batches: Sequence[Pairs], *, processes: Sequence[int] = (2,), seed: int = 1
+    config: MetaphraseConfig,
+    batches: Sequence[Pairs],
+    *,
+    processes: Sequence[int] = (2,),
+    seed: int = 1,
+    overlapped: bool = False,
 ) -> list[GradientCheck]:
-    """Gradients of a freshly drawn model over these batches: in one, added up, and by several processes."""
+    """Gradients of a freshly drawn model over these batches: in one, added up, and by several processes.
+
+    `overlapped`: the processes send gradients during the backward pass (DDP), not after it.
+    """
     config.dropout = config.attention_dropout = config.activation_dropout = 0.0
     states.seed_everything(seed)
     model = MetaphraseForConditionalGeneration(config).train()
@@ -85,7 +99,7 @@ def compare_cuts(
         f"{len(batches)} batches and one that counts for nothing": gradient(model, batches, filling=batches[0]),
     }
     for number in processes:
-        results[f"{number} processes"] = gradient_of_processes(model, batches, number)
+        results[f"{number} processes"] = gradient_of_processes(model, batches, number, overlapped=overlapped)
     (loss, reference), *_ = results.values()
     scale = max(1.0, max(float(one.abs().max()) for one in reference.values()))
     norm = float(torch.stack([one.double().pow(2).sum() for one in reference.values()]).sum().sqrt())
@@ -121,7 +135,12 @@ def gradient(
 
 
 def gradient_of_processes(
-    model: MetaphraseForConditionalGeneration, batches: Sequence[Pairs], processes: int, *, timeout: float = 300.0
+    model: MetaphraseForConditionalGeneration,
+    batches: Sequence[Pairs],
+    processes: int,
+    *,
+    overlapped: bool = False,
+    timeout: float = 300.0,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The same by several processes on this machine (gloo), dealt out in turn."""
     with tempfile.TemporaryDirectory() as scratch, socket.socket() as probe:
@@ -133,7 +152,7 @@ def gradient_of_processes(
         states.save_tensors(place / "model.safetensors", states.model_tensors(model))
         plain = [[(list(map(int, source)), list(map(int, target))) for source, target in batch] for batch in batches]
         context = torch.multiprocessing.start_processes(
-            _work, (processes, port, place, plain), nprocs=processes, join=False, start_method="spawn"
+            _work, (processes, port, place, plain, overlapped), nprocs=processes, join=False, start_method="spawn"
         )
         if not _joined(context, timeout):
             raise TimeoutError(f"{processes} processes did not finish within {timeout:.0f} seconds")
@@ -150,7 +169,7 @@ def _joined(context: Any, timeout: float) -> bool:
                 process.kill()
 
 
-def _work(rank: int, processes: int, port: int, place: Path, batches: Sequence[Pairs]) -> None:
+def _work(rank: int, processes: int, port: int, place: Path, batches: Sequence[Pairs], overlapped: bool) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
@@ -159,7 +178,9 @@ def _work(rank: int, processes: int, port: int, place: Path, batches: Sequence[P
     accelerator = Accelerator(cpu=True)
     model = MetaphraseForConditionalGeneration(MetaphraseConfig.from_pretrained(place))
     states.load_model_tensors(model, states.load_tensors(place / "model.safetensors"), place)
-    model = accelerator.prepare(model.train())
+    model.train()
+    if overlapped:
+        model = accelerator.prepare(model)
     rounds = -(-len(batches) // processes)
     mine = list(batches[rank::processes])
     filling = batches[0] if len(mine) < rounds else None

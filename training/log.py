@@ -15,7 +15,7 @@ from tqdm import tqdm
 from metaphrase.training.checkpoint import explain_full_disk, write_file
 
 if TYPE_CHECKING:
-    from metaphrase.training.loop import Progress
+    from metaphrase.training.loop import Outcome, Progress
     from metaphrase.training.stream import Stream
 
 NAME = "train_log.jsonl"
@@ -53,20 +53,18 @@ class TrainLog:
         if self.file is not None:
             self.file.close()
 
-    def update(
-        self, progress: Progress, stream: Stream, *, loss: float, norm: float, tokens: float, rate: float, made: bool
-    ) -> None:
+    def update(self, progress: Progress, stream: Stream, outcome: Outcome) -> None:
         """Take note of an update, and write a record each `every` updates."""
         window = progress.window
-        if made:
-            window["loss"] = window.get("loss", 0.0) + loss * tokens
-            window["tokens"] = window.get("tokens", 0.0) + tokens
+        if outcome.made:
+            window["loss"] = window.get("loss", 0.0) + outcome.loss * outcome.tokens
+            window["tokens"] = window.get("tokens", 0.0) + outcome.tokens
         window["seconds"] = progress.training_seconds - window.setdefault("since", 0.0)
         now = time.monotonic()
         if now - self.drawn > REFRESH:
             self.drawn = now
-            self._draw(progress, stream, loss, rate)
-        if made and progress.updates % self.every == 0 and window["tokens"]:
+            self._draw(progress, stream, outcome)
+        if outcome.made and progress.updates % self.every == 0 and window["tokens"]:
             self.write(
                 {
                     "kind": "training",
@@ -75,11 +73,12 @@ class TrainLog:
                     "pairs": stream.position.seen,
                     "tokens": progress.target_tokens,
                     "loss": self._everywhere(window["loss"]) / window["tokens"],
-                    "lr": rate,
-                    "grad_norm": norm,
+                    "lr": outcome.rate,
+                    "grad_norm": outcome.norm,
                     "tokens_per_second": round(window["tokens"] / max(1e-9, window["seconds"]), 1),
                     "seconds": round(progress.seconds, 2),
                     "skipped": progress.skipped,
+                    "out_of_memory": progress.out_of_memory,
                     "batches": stream.position.digest,
                 }
             )
@@ -116,15 +115,16 @@ class TrainLog:
         torch.distributed.all_reduce(total)
         return float(total)
 
-    def _draw(self, progress: Progress, stream: Stream, loss: float, rate: float) -> None:
-        if self.bar.disable:
+    def _draw(self, progress: Progress, stream: Stream, outcome: Outcome) -> None:
+        if self.bar.disable or outcome.loss is None:
             return
         speed = progress.window.get("tokens", 0.0) / max(1e-9, progress.window["seconds"])
         left = self.remaining(progress)
         spent = progress.seconds
         time_left = tqdm.format_interval(spent * left / max(1e-9, 1 - left)) if left < 1 else "?"
         self.bar.n = 1 - left
+        loss = outcome.loss * self.accelerator.num_processes
         self.bar.set_description_str(
-            f"epoch {stream.epochs:.2f}, update {progress.updates}: loss {loss * self.accelerator.num_processes:.3f}, "
-            f"lr {rate:.2e}, {speed:,.0f} tok/s, {time_left} left"
+            f"epoch {stream.epochs:.2f}, update {progress.updates}: loss {loss:.3f}, lr {outcome.rate:.2e}, "
+            f"{speed:,.0f} tok/s, {time_left} left"
         )

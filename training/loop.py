@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,14 @@ from torch import nn
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
+from metaphrase.training import together
 from metaphrase.training.log import TrainLog
 from metaphrase.training.objective import Loss, make_loss, plain_loss
 from metaphrase.training.running_mean import RunningMean
 from metaphrase.training.schedule import learning_rate, set_learning_rate
 from metaphrase.training.spread import hold_back
 from metaphrase.training.stream import Stream, Update
+from metaphrase.training.together import share_counts
 
 NORM_MEMORY = 50
 """Updates over which the running mean of gradient norms forgets."""
@@ -41,6 +43,8 @@ class Progress:
     skipped: int = 0
     """Updates whose gradient was not finite or far too large; they changed nothing."""
     skipped_in_a_row: int = 0
+    out_of_memory: int = 0
+    """Updates that were left out because memory was short."""
     mean_norm: float = 0.0
     """Running mean of the gradient's norm."""
     seconds: float = 0.0
@@ -77,6 +81,22 @@ class Task:
     mean: RunningMean | None = None
 
 
+@dataclass
+class Outcome:
+    """What came of one update."""
+
+    made: bool
+    """Whether the weights changed."""
+    signalled: bool
+    time_up: bool
+    rate: float
+    """Learning rate."""
+    loss: float | None = None
+    """This process's share of the loss a token; None where memory was short."""
+    norm: float = math.nan
+    tokens: float = 0.0
+
+
 def learn(task: Task, progress: Progress, *, started: float) -> str:
     """Train until a budget is spent, the score no longer improves, or a signal comes. Returns why it ended.
 
@@ -86,13 +106,12 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
         started: `time.monotonic()` of the command's start, less the seconds of earlier commands.
 
     Raises:
-        MetaphraseError: too many updates in a row had no finite gradient, or a process failed.
+        MetaphraseError: too many updates had no finite gradient or found no memory, or a process failed.
     """
-    accelerator, model, optimizer, options = task.accelerator, task.model, task.optimizer, task.options
-    rule, evaluation, saving = options.optimizer, options.evaluation, options.checkpoints
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    budget, loss_of = Budget(options, task.stream, started), make_loss(rule.rdrop)
-    updates = iter(task.stream)
+    accelerator, model, options = task.accelerator, task.model, task.options
+    evaluation, saving = options.evaluation, options.checkpoints
+    budget = Budget(options, task.stream, started)
+    updates = together.fetched(accelerator, model, task.stream)
 
     def after(made: bool, signalled: bool, time_up: bool) -> str:
         """Score and save what is due after an update, or on coming back to one; why to stop, or nothing."""
@@ -101,7 +120,8 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
         due = due and reason != "signal" and progress.evaluated < progress.updates
         if due:
             before = time.monotonic()
-            task.evaluate(progress)
+            with together.naming(accelerator, f"in the evaluation after update {progress.updates}"):
+                task.evaluate(progress)
             model.train()
             budget.took(evaluation=time.monotonic() - before)
             progress.seconds = time.monotonic() - started
@@ -118,87 +138,108 @@ def learn(task: Task, progress: Progress, *, started: float) -> str:
         while not reason:
             clock = time.monotonic()
             update = next(updates)
-            rate = learning_rate(progress.updates + 1, peak=task.peak, warmup=rule.warmup)
-            set_learning_rate(optimizer, rate)
-            counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up())
-            loss = add_gradients(accelerator, model, update, counts[0], loss_of)
-            norm = accelerator.clip_grad_norm_(parameters, rule.max_grad_norm or math.inf)
-            loss, norm, tokens, signalled, time_up = torch.stack([loss, full(norm), *counts]).tolist()
-            good = is_good(norm, progress, rule.skip_above)
-            if good or accelerator.scaler is not None:  # a scaler skips by itself, and must see the bad ones
-                optimizer.step()
-            optimizer.zero_grad()
-            made = good and not getattr(optimizer, "step_was_skipped", False)
-            if made:
-                progress.updates, progress.skipped_in_a_row = progress.updates + 1, 0
-                progress.mean_norm += (norm - progress.mean_norm) / min(progress.updates, NORM_MEMORY)
-                if task.mean is not None:
-                    task.mean.update()
-            else:
-                skip(progress, rule.max_skipped, norm)
-            progress.target_tokens += int(tokens)
+            with together.naming(accelerator, f"in update {progress.updates + 1}", update):
+                counts = share_counts(accelerator, update.tokens, bool(interruption.signal), budget.time_is_up())
+                outcome = make(task, progress, update, counts)
             budget.took(update=time.monotonic() - clock)
             progress.training_seconds += time.monotonic() - clock
             progress.seconds = time.monotonic() - started
-            task.log.update(progress, task.stream, loss=loss, norm=norm, tokens=tokens, rate=rate, made=made)
-            reason = after(made, bool(signalled), bool(time_up))
+            task.log.update(progress, task.stream, outcome)
+            reason = after(outcome.made, outcome.signalled, outcome.time_up)
     return reason
 
 
-def share_counts(accelerator: Accelerator, tokens: int, signalled: bool, time_up: bool) -> torch.Tensor:
-    """Sums over all processes, [3] float64 on the device: target tokens, signals to stop, clocks that ran out."""
-    counts = torch.tensor([tokens, signalled, time_up], dtype=torch.float64, device=accelerator.device)
-    if accelerator.num_processes > 1:
-        with naming(accelerator):
-            torch.distributed.all_reduce(counts)
-    return counts
+def make(task: Task, progress: Progress, update: Update, counts: torch.Tensor) -> Outcome:
+    """Gradients, guard and step of one update, or of none where the update has to be left out.
+
+    Args:
+        counts: sums over all processes: target tokens, signals to stop, clocks that ran out.
+
+    Raises:
+        MetaphraseError: a batch could not be learned from, or too many updates were left out.
+    """
+    accelerator, model, optimizer, rule = task.accelerator, task.model, task.optimizer, task.options.optimizer
+    rate = learning_rate(progress.updates + 1, peak=task.peak, warmup=rule.warmup)
+    set_learning_rate(optimizer, rate)
+    loss, faults = None, None
+    try:
+        loss = add_gradients(accelerator, model, update, counts[0], make_loss(rule.rdrop))
+    except together.BatchFailed as error:
+        if not (error.memory and together.votes(model) and task.options.batches.max_out_of_memory):
+            raise
+        faults = error.faults
+    if loss is None:
+        optimizer.zero_grad()
+        skip_out_of_memory(task, progress, update, faults)
+        tokens, signalled, time_up = counts.tolist()
+        return Outcome(False, bool(signalled), bool(time_up), rate)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    norm = accelerator.clip_grad_norm_(parameters, rule.max_grad_norm or math.inf)
+    loss, norm, tokens, signalled, time_up = torch.stack([loss, full(norm), *counts]).tolist()
+    good = is_good(norm, progress, rule.skip_above)
+    if good or accelerator.scaler is not None:  # a scaler skips by itself, and must see the bad ones
+        optimizer.step()
+    optimizer.zero_grad()
+    made = good and not getattr(optimizer, "step_was_skipped", False)
+    if made:
+        progress.updates, progress.skipped_in_a_row = progress.updates + 1, 0
+        progress.mean_norm += (norm - progress.mean_norm) / min(progress.updates, NORM_MEMORY)
+        if task.mean is not None:
+            task.mean.update()
+    else:
+        skip(task, progress, update, norm)
+    progress.target_tokens += int(tokens)
+    return Outcome(made, bool(signalled), bool(time_up), rate, loss, norm, tokens)
 
 
 def add_gradients(
     accelerator: Accelerator, model: nn.Module, update: Update, tokens: torch.Tensor, loss_of: Loss = plain_loss
 ) -> torch.Tensor:
-    """Add the gradient of this process's share of an update; returns its share of the loss a token.
-
-    DDP and FSDP take the mean over processes where a sum is due, hence the factor. Gradients travel once, with the
-    last micro-batch.
-    """
-    processes = accelerator.num_processes
-    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-    for number, batch in enumerate(update.batches):
-        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
-        last = number + 1 == len(update.batches)
-        with contextlib.nullcontext() if last else hold_back(model), naming(accelerator, update, number):
-            loss = loss_of(model, batch, tokens)
-            accelerator.backward(loss * processes if processes > 1 else loss)
-        total += loss.detach()
-    return total
-
-
-@contextlib.contextmanager
-def naming(accelerator: Accelerator, update: Update | None = None, number: int = 0) -> Iterator[None]:
-    """An error names the process, and the batch that caused it; or that the fault lies with another process.
+    """Add the gradient of an update to the model's; returns this process's share of the loss a token.
 
     Raises:
-        MetaphraseError: in place of any error of the device or of the connection.
+        BatchFailed: a batch could not be learned from, here or, under `together.votes`, anywhere: then on all alike.
     """
+    if not together.votes(model):
+        return add_share(accelerator, model, update, tokens, loss_of)
+    fault, loss = update.fault, torch.zeros((), dtype=torch.float64, device=accelerator.device)
     try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        who = f"Process {accelerator.process_index} of {accelerator.num_processes}"
-        if isinstance(error, torch.distributed.DistError) or "gloo" in what or update is None:
-            raise MetaphraseError(
-                f"{who} stopped because another one failed or did not answer; that one's message says why ({what})."
-            ) from error
-        rows, length = update.batches[number]["labels"].shape
-        pairs = ", ".join(str(index) for index in update.indices[number][:3])
-        advice = ""
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "memory" in what:
-            advice = " Lower batches.tokens, and raise batches.accumulation to match."
-        raise MetaphraseError(
-            f"{who} failed on a batch of {rows} pairs x {length} target tokens (training pairs {pairs}, …): "
-            f"{what.rstrip('.')}.{advice}"
-        ) from error
+        loss = add_share(accelerator, model, update, tokens, loss_of)
+    except together.BatchFailed as error:
+        fault = error.faults[0]  # the error itself goes, and with it all that its traceback holds in memory
+    if fault is not None:
+        together.free_memory(accelerator)
+    together.agree(accelerator, fault)
+    together.add_up(accelerator, model)
+    return loss
+
+
+def add_share(
+    accelerator: Accelerator, model: nn.Module, update: Update, tokens: torch.Tensor, loss_of: Loss
+) -> torch.Tensor:
+    """The part of `add_gradients` that is this process's own.
+
+    DDP and FSDP take the mean over processes where a sum is due, hence the factor. There gradients travel once, with
+    the last micro-batch.
+
+    Raises:
+        BatchFailed: names the process and the batch.
+    """
+    factor = 1 if together.votes(model) else accelerator.num_processes
+    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    for number, batch in enumerate(update.batches):
+        last = number + 1 == len(update.batches)
+        try:
+            batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+            with contextlib.nullcontext() if last else hold_back(model):
+                loss = loss_of(model, batch, tokens)
+                accelerator.backward(loss * factor if factor > 1 else loss)
+            total += loss.detach()
+        except Exception as error:
+            if together.is_connection(error):
+                raise
+            raise together.BatchFailed([together.fault_of(error, accelerator, update, number)]) from error
+    return total
 
 
 def full(norm: torch.Tensor) -> torch.Tensor:
@@ -213,19 +254,46 @@ def is_good(norm: float, progress: Progress, skip_above: float | None) -> bool:
     return math.isfinite(norm)
 
 
-def skip(progress: Progress, most: int, norm: float) -> None:
-    """Count an update that changed nothing.
+def skip(task: Task, progress: Progress, update: Update, norm: float) -> None:
+    """Count and list an update that changed nothing because of its gradient.
 
     Raises:
         MetaphraseError: too many in a row.
     """
     progress.skipped, progress.skipped_in_a_row = progress.skipped + 1, progress.skipped_in_a_row + 1
-    if progress.skipped_in_a_row >= most:
+    said = norm if math.isfinite(norm) else str(norm)
+    list_skipped(task, progress, update, reason="gradient not finite or far too large", grad_norm=said)
+    if progress.skipped_in_a_row >= task.options.optimizer.max_skipped:
         raise MetaphraseError(
             f"{progress.skipped_in_a_row} updates in a row after update {progress.updates} had a gradient that is not "
             f"finite or far too large (norm {norm:.3g}, usually {progress.mean_norm:.3g}); lower "
             "optimizer.learning_rate or lengthen optimizer.warmup, and go on from a checkpoint before."
         )
+
+
+def skip_out_of_memory(task: Task, progress: Progress, update: Update, faults: list[together.Fault]) -> None:
+    """Count, list and tell an update that all processes left out because memory was short on one.
+
+    Raises:
+        MetaphraseError: it is one too many.
+    """
+    progress.out_of_memory += 1
+    most, told = task.options.batches.max_out_of_memory, "; ".join(map(str, faults))
+    processes = [fault.process for fault in faults]
+    list_skipped(task, progress, update, reason="out of memory", processes=processes, detail=told)
+    if progress.out_of_memory > most:
+        raise MetaphraseError(
+            f"{progress.out_of_memory} updates found no memory, more than batches.max_out_of_memory {most}. {told}. "
+            "Lower batches.tokens, raise batches.accumulation to match, and go on with --resume."
+        )
+    task.log.say(f"{told}. The update is left out ({progress.out_of_memory} of at most {most}).")
+
+
+def list_skipped(task: Task, progress: Progress, update: Update, **facts: Any) -> None:
+    """A record of the log with the pairs that nothing was learned from."""
+    pairs = [int(index) for batch in update.pairs for index in batch]
+    place = {"epoch": task.stream.position.epoch, "window": task.stream.position.window}
+    task.log.write({"kind": "skipped", "update": progress.updates + 1, **facts, **place, "pairs": pairs})
 
 
 def is_due(update: int, every: int | None, stream: Stream) -> bool:

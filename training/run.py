@@ -21,7 +21,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.limits import check_limits
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, spread, states
+from metaphrase.training import checkpoint, spread, states, together
 from metaphrase.training.finish import Run, finish
 from metaphrase.training.fit import largest_batch
 from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder, write_recipe
@@ -62,7 +62,7 @@ def train(
         raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
     folder = Path(options.output or f"runs/{recipe_name}")
     accelerator = start_processes(options, folder)
-    with contextlib.ExitStack() as stack:
+    with together.naming(accelerator, "outside of training"), contextlib.ExitStack() as stack:
         lock = FolderLock(folder)
         if accelerator.is_main_process:
             stack.enter_context(lock)
@@ -80,7 +80,10 @@ def train(
         plain = build_model(options, material.tokenizer)
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
         log.say(f"{plain.num_parameters():,} parameters, {processes} on {accelerator.device.type}")
-        model, optimizer = spread.prepare(accelerator, plain, options.optimizer, compiled=options.compile)
+        overlapped = not options.batches.max_out_of_memory
+        model, optimizer = spread.prepare(
+            accelerator, plain, options.optimizer, compiled=options.compile, overlapped=overlapped
+        )
         mean = RunningMean(plain, options.optimizer.ema) if options.optimizer.ema is not None else None
         states.seed_everything(process_seed(options.seed, accelerator.process_index))
 
@@ -229,4 +232,4 @@ def is_finished(folder: Path, updates: int) -> bool:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
-    return results["training"]["updates"] == updates
+    return results.get("training", {}).get("updates") == updates  # a plain save has none

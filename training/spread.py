@@ -1,4 +1,4 @@
-"""How a model lies over the processes: whole on each (DDP), or in pieces (FSDP2), as the Accelerate config says.
+"""How a model lies over the processes: whole on each, or in pieces (FSDP2), as the Accelerate config says.
 
 FSDP2 is applied here, a unit a layer and one unit for the rest, because Accelerate 1.15 cannot: it gives embeddings and
 output projection a unit of their own, and one matrix that three modules share may lie in one unit only. On a CPU it
@@ -19,7 +19,7 @@ from torch import nn
 
 from metaphrase.configuration.options import OptimizerOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import states
+from metaphrase.training import states, together
 from metaphrase.training.schedule import build_optimizer
 
 
@@ -29,16 +29,31 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def prepare(
-    accelerator: Accelerator, plain: MetaphraseForConditionalGeneration, options: OptimizerOptions, *, compiled: bool
+    accelerator: Accelerator,
+    plain: MetaphraseForConditionalGeneration,
+    options: OptimizerOptions,
+    *,
+    compiled: bool,
+    overlapped: bool = False,
 ) -> tuple[nn.Module, Any]:
-    """The model to call in training, and its optimizer. `plain` stays the model that is saved and loaded into."""
+    """The model to call in training, and its optimizer. `plain` stays the model that is saved and loaded into.
+
+    Args:
+        overlapped: DDP sends gradients during the backward pass; else the model is whole on each process, and
+            `together.add_up` sends them afterwards.
+    """
     plain.to(accelerator.device)
     if compiled:
         plain.compile(dynamic=True)
     if is_sharded(accelerator):
         shard(plain, accelerator.mixed_precision)
         return plain, accelerator.prepare_optimizer(build_optimizer(plain, options), device_placement=False)
-    return accelerator.prepare(plain, build_optimizer(plain, options))
+    optimizer = build_optimizer(plain, options)
+    if overlapped or accelerator.num_processes == 1:
+        return accelerator.prepare(plain, optimizer)
+    together.same_weights(plain)
+    model = accelerator.prepare_model(plain, evaluation_mode=True)  # mixed precision, and no DDP around it
+    return model, accelerator.prepare_optimizer(optimizer)
 
 
 def shard(model: MetaphraseForConditionalGeneration, mixed_precision: str) -> None:

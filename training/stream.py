@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from metaphrase.training.material import Material
+    from metaphrase.training.together import Fault
 
 
 @dataclass
@@ -54,6 +55,10 @@ class Update:
     """Target tokens of these batches."""
     indices: list[np.ndarray]
     """Pair indices of each batch, to name them in an error."""
+    pairs: list[np.ndarray] = field(default_factory=list)
+    """Pair indices of all processes' batches, fillings left out: process r has every `processes`-th of them."""
+    fault: Fault | None = None
+    """Why there are no batches, where they could not be read."""
 
 
 class Stream:
@@ -85,13 +90,15 @@ class Stream:
         place, pad = self.position, self.material.tokenizer.pad_token_id
         while True:
             for dealt in share(self.plan, rank=self.rank, start=place.pairs, **self.shape):
-                for batch in range(self.plan.batch_at(place.pairs), self.plan.batch_at(dealt.pairs_after)):
-                    place.digest = chain(place.digest, self.plan[batch])
+                first, end = self.plan.batch_at(place.pairs), self.plan.batch_at(dealt.pairs_after)
+                pairs = [self.plan[batch] for batch in range(first, end)]
+                for batch in pairs:
+                    place.digest = chain(place.digest, batch)
                 place.seen += dealt.pairs_after - place.pairs
                 place.pairs = dealt.pairs_after
                 batches = [collate(self.window[batch.indices], pad=pad, real=batch.real) for batch in dealt.batches]
                 tokens = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
-                yield Update(batches, tokens, [batch.indices for batch in dealt.batches])
+                yield Update(batches, tokens, [batch.indices for batch in dealt.batches], pairs)
             following = self._peek()
             if following is None:
                 place.pass_pairs = place.epoch_pairs + self._window_pairs

@@ -1,6 +1,6 @@
 """What every process of a distributed test runs: `train`, with options from a JSON file and, at will, a fault.
 
-worker.py OPTIONS.json [--resume] [--fault fail|hang RANK CALL]
+worker.py OPTIONS.json [--resume] [--fault fail|forward|backward|memory|kill|hang PROCESS UPDATE] …
 """
 
 from __future__ import annotations
@@ -8,9 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from metaphrase.configuration import options as groups
 from metaphrase.configuration.errors import MetaphraseError
@@ -32,39 +37,78 @@ def read_options(path: str) -> groups.RunOptions:
     return groups.RunOptions(**{key: GROUPS[key](**value) if key in GROUPS else value for key, value in values.items()})
 
 
-def plant(fault: str, rank: int, call: int) -> None:
-    """Let a forward pass of one process fail, or never end."""
-    honest, calls = loop.add_gradients, 0
+class Breaking(torch.autograd.Function):
+    """Lets a backward pass fail as torch's allocator of a CPU does."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+def unsound(*_):
+    raise IndexError("index 7 is out of range")
+
+
+def starving(honest, accelerator, model, update, tokens, loss_of):
+    """The real thing: the batch many times over, in an address space that has no room for it."""
+    many = [{name: tensor.repeat(3000, 1) for name, tensor in batch.items()} for batch in update.batches]
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + (64 << 20), before[1]))
+    try:
+        return honest(accelerator, model, replace(update, batches=many), tokens, loss_of)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def plant(faults: list[tuple[str, int, int]]) -> None:
+    """Let forward or backward passes fail: (kind, process, number of its update, from 1)."""
+    honest, calls = loop.add_share, 0
 
     def faulty(accelerator, model, update, tokens, loss_of):
         nonlocal calls
         calls += 1
-        if accelerator.process_index == rank and calls == call:
-            if fault == "hang":
-                time.sleep(600)
-
-            def loss_of(*_):
-                raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 byte")
-
+        for kind, rank, call in faults:
+            if accelerator.process_index == rank and calls == call:
+                if kind == "memory":
+                    return starving(honest, accelerator, model, update, tokens, loss_of)
+                if kind == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "hang":
+                    time.sleep(600)
+                broken = {
+                    "fail": unsound,
+                    "forward": out_of_memory,
+                    "backward": lambda *given: Breaking.apply(loss_of(*given)),
+                }
+                return honest(accelerator, model, update, tokens, broken[kind])
         return honest(accelerator, model, update, tokens, loss_of)
 
-    loop.add_gradients = faulty
+    loop.add_share = faulty
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("options")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--fault", nargs=3)
+    parser.add_argument("--fault", nargs=3, action="append", default=[])
     arguments = parser.parse_args()
-    if arguments.fault:
-        plant(arguments.fault[0], int(arguments.fault[1]), int(arguments.fault[2]))
+    plant([(kind, int(rank), int(call)) for kind, rank, call in arguments.fault])
     try:
         train(read_options(arguments.options), recipe_name="tiny", resume=arguments.resume)
     except MetaphraseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
