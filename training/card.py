@@ -98,7 +98,7 @@ def card_metadata(results: Mapping[str, Any]) -> ModelCardData:
     two = len(languages) == 2
     optional = {
         "language": languages,
-        "datasets": [data["path"]] if _is_hub_id(data.get("path")) else [],
+        "datasets": [data["path"]] if is_hub_id(data.get("path")) else [],
         "metrics": [metric for metric, _ in scores],
         "pipeline_tag": "translation" if two else None,
         **_licence(results.get("licence")),
@@ -108,7 +108,7 @@ def card_metadata(results: Mapping[str, Any]) -> ModelCardData:
         optional["eval_results"] = [
             EvalResult(
                 task_type="translation" if two else "text2text-generation",
-                dataset_type=data["path"] if _is_hub_id(data.get("path")) else _slug(data.get("path") or "data"),
+                dataset_type=data["path"] if is_hub_id(data.get("path")) else _slug(data.get("path") or "data"),
                 dataset_name=_one_line(Path(str(data.get("path") or "data")).resolve().name) or "data",
                 dataset_split="test" if results.get("test") else "validation",
                 metric_type=metric,
@@ -177,7 +177,7 @@ def _data_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _corpus_name(path: Any) -> Any:
     """A Hub id as it is; of a folder its name alone: where it lies on somebody's disk is nobody's business."""
-    return path if path is None or _is_hub_id(path) else Path(str(path)).resolve().name
+    return path if path is None or is_hub_id(path) else Path(str(path)).resolve().name
 
 
 def _training_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -237,7 +237,7 @@ def _is_language(code: str) -> bool:
     return code in LANGUAGES.split() or (re.fullmatch(r"[a-z]{3}", code) is not None and code not in SIDES)
 
 
-def _is_hub_id(path: Any) -> bool:
+def is_hub_id(path: Any) -> bool:
     """`owner/name`, where no folder of that name lies here."""
     return (
         isinstance(path, str)

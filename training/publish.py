@@ -8,7 +8,6 @@ unpickled or executed here, and the token goes to `huggingface_hub` and nowhere 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -26,11 +26,21 @@ from huggingface_hub.errors import (
 )
 
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.modeling.companions import (
+    CARD,
+    INDEX,
+    RESULTS,
+    SINGLE,
+    WEIGHTS,
+    Source,
+    addressed,
+    plain_card,
+    weights_digest,
+)
 from metaphrase.training.card import render_card
 from metaphrase.training.card_rules import card_faults
+from metaphrase.training.public import PUBLIC, public_card
 
-SINGLE, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
-WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 REQUIRED = ("config.json", "generation_config.json", "tokenizer_config.json")
 PUBLISHED = (
     *("config.json", "generation_config.json", "results.json", "recipe.yaml", "train_log.jsonl", "curves.png"),
@@ -45,6 +55,8 @@ library_name: transformers
 
 A sequence-to-sequence model. Nothing was recorded of its training.
 """
+PICKLES = ("training_args.bin",)
+"""What the library's Trainer leaves in a repo: its arguments, a token among them if one was given."""
 REFUSALS = (OSError, ValueError, RuntimeError, HTTPError)
 """What `huggingface_hub` raises when the Hub, the network or the caller's values are in the way."""
 
@@ -59,10 +71,12 @@ class CardRefused(MetaphraseError):
 
 @dataclass(frozen=True)
 class Release:
-    """What of a folder is published: names of files beside the card, the card's text, and what stays behind."""
+    """What of a folder is published: its files by name, the card's text, and what stays behind.
 
-    folder: Path
-    files: list[str]
+    A file is a path, or its content where that is not what lies in the folder: see `public.py`.
+    """
+
+    files: dict[str, Path | bytes]
     card: str
     left_out: list[str]
 
@@ -136,18 +150,44 @@ def read_release(folder: Path) -> Release:
         )
     files = {name for name in names if any(fnmatch(name, pattern) for pattern in PUBLISHED)}
     files |= _weight_files(folder) | _code_files(folder)
+    _check_results(folder)
     everything = [path.name + "/" * path.is_dir() for path in sorted(folder.iterdir())]
     left_out = [name for name in everything if name not in files and name not in (CARD, "__pycache__/")]
-    return Release(folder, sorted(files), _card(folder), left_out)
+    contents = {name: _public(folder / name) if name in PUBLIC else folder / name for name in sorted(files)}
+    return Release(contents, public_card(_card(folder)), left_out)
+
+
+def _public(path: Path) -> bytes:
+    """A record of the run as everybody may see it."""
+    try:
+        return PUBLIC[path.name](path.read_text(encoding="utf-8")).encode()
+    except (ValueError, AttributeError, yaml.YAMLError) as error:
+        raise MetaphraseError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _check_results(folder: Path) -> None:
+    """Scores are published only with the weights that they were measured on.
+
+    Raises:
+        MetaphraseError: results.json speaks of other weights.
+    """
+    speaks_of = _read_json(folder / RESULTS).get("weights") if (folder / RESULTS).is_file() else None
+    if speaks_of is not None and speaks_of != weights_digest(folder):
+        raise MetaphraseError(
+            f"{folder / RESULTS} speaks of other weights than lie beside it; save the model there with "
+            f"save_pretrained, or remove {RESULTS} and {CARD}"
+        )
 
 
 def _card(folder: Path) -> str:
     """The folder's card; where there is none, one that is made from results.json, or one that promises nothing."""
     if (folder / CARD).is_file():
         return (folder / CARD).read_text(encoding="utf-8")
-    if (folder / "results.json").is_file():
-        return render_card(_read_json(folder / "results.json"), curves=(folder / "curves.png").is_file())
-    return PLAIN_CARD.format(name=folder.resolve().name)
+    name = folder.resolve().name
+    results = {"name": name, **_read_json(folder / RESULTS)} if (folder / RESULTS).is_file() else {}
+    if "training" in results:
+        return render_card(results, curves=(folder / "curves.png").is_file())
+    return plain_card(results, Source(), name) if "model" in results else PLAIN_CARD.format(name=name)
 
 
 def _weight_files(folder: Path) -> set[str]:
@@ -212,8 +252,8 @@ def _make_repo(api: HfApi, repo_id: str, private: bool | None, revision: str | N
 def _upload_model(api: HfApi, repo_id: str, release: Release, revision: str | None, create_pr: bool) -> CommitInfo:
     """One commit with everything but the card, and without weights of an earlier upload that the folder lacks."""
     present = api.list_repo_files(repo_id, revision=revision)
-    stale = [name for name in present if WEIGHTS.fullmatch(name) and name not in release.files]
-    additions = [CommitOperationAdd(name, release.folder / name) for name in release.files]
+    stale = [name for name in present if (WEIGHTS.fullmatch(name) or name in PICKLES) and name not in release.files]
+    additions = [CommitOperationAdd(name, content) for name, content in release.files.items()]
     return api.create_commit(
         repo_id,
         [*additions, *map(CommitOperationDelete, stale)],
@@ -225,7 +265,7 @@ def _upload_model(api: HfApi, repo_id: str, release: Release, revision: str | No
 
 def _upload_card(api: HfApi, repo_id: str, release: Release, revision: str | None, create_pr: bool) -> CommitInfo:
     return api.upload_file(
-        path_or_fileobj=release.card.encode(),
+        path_or_fileobj=addressed(release.card, repo_id).encode(),
         path_in_repo=CARD,
         repo_id=repo_id,
         revision=revision,

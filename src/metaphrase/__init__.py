@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .recipes import read_recipe
     from .training.evaluate import score
     from .training.publish import publish
+    from .training.publish_callback import PublishCallback
     from .training.run import train
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "MetaphraseError": "configuration.errors",
     "MetaphraseForConditionalGeneration": "modeling.modeling_metaphrase",
     "MetaphraseModel": "modeling.modeling_metaphrase",
+    "PublishCallback": "training.publish_callback",
     "RunOptions": "configuration.options",
     "TranslationPipeline": "decoding.pipeline",
     "publish": "training.publish",
@@ -44,6 +46,7 @@ __all__ = [
     "MetaphraseError",
     "MetaphraseForConditionalGeneration",
     "MetaphraseModel",
+    "PublishCallback",
     "RunOptions",
     "TranslationPipeline",
     "publish",
