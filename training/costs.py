@@ -144,6 +144,11 @@ def checkpoint_bytes(config: MetaphraseConfig, *, running_mean: bool = False) ->
     return FLOAT * parameters(config) * (4 if running_mean else 3)
 
 
+def kernels(config: MetaphraseConfig) -> int:
+    """Pieces of work, about, that a GPU is given for the forward and backward pass of one batch."""
+    return 60 * config.encoder_layers + 120 * config.decoder_layers + 60
+
+
 def gradient_bytes(config: MetaphraseConfig) -> int:
     """What one process brings to the sum of gradients that ends an update."""
     return FLOAT * parameters(config)

@@ -1,4 +1,4 @@
-"""The command line: `metaphrase train | translate | score | doctor | attend | publish`.
+"""The command line: `metaphrase plan | train | translate | score | doctor | attend | publish`.
 
 Only what a command needs is imported, when it is needed: help and most error messages come before torch does.
 A mistake of the user's ends in one sentence on stderr and exit code 2; `METAPHRASE_DEBUG=1` shows the traceback too.
@@ -25,6 +25,9 @@ From raw parallel text to a scored model that loads anywhere.
   metaphrase train RECIPE [--data DIR] [--output DIR] [--minutes M] [--resume] [--key value …]
       RECIPE is a name ({recipes}) or a YAML file;
       --resume goes on from the newest checkpoint, --resume FOLDER from that one
+
+  metaphrase plan RECIPE [--gpus N] [--json FILE] [options of train]
+      tells parameters, memory, speed and time of a run beforehand, from a measurement of seconds
 
   metaphrase translate MODEL < in.txt > out.txt
       MODEL is a result folder or an id of the Hugging Face Hub
@@ -126,6 +129,12 @@ def _train(argv: list[str]) -> int:
     return 0
 
 
+def _plan(argv: list[str]) -> int:
+    from .planning import plan_command
+
+    return plan_command(argv)
+
+
 def _translate(argv: list[str]) -> int:
     from .using import TranslateOptions, translate_command
 
@@ -225,6 +234,7 @@ def _is_first() -> bool:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "plan": _plan,
     "translate": _translate,
     "score": _score,
     "doctor": _doctor,
