@@ -17,6 +17,7 @@ from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, 
 from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
 from metaphrase.training.data.locate import is_there
 from metaphrase.training.data.report import CorpusReport
+from metaphrase.training.data.stream_mixture import StreamedMixture, open_stream
 from metaphrase.training.data.streaming import StreamedCorpus
 from metaphrase.training.data.tokenizer import prepare_tokenizer
 
@@ -37,7 +38,7 @@ class Material:
     """Training pairs; None where they are only known once they were read."""
     validation: EvaluationSet | None
     options: RunOptions
-    source: Corpus | StreamedCorpus
+    source: Corpus | StreamedCorpus | StreamedMixture
     encoded: EncodedCorpus | None = None
     has_test: bool = True
     """False where the data hold no split under the test split's default name, so that nothing is scored at the end."""
@@ -80,7 +81,7 @@ def gather(options: RunOptions, accelerator: Accelerator | None = None) -> Mater
 
 
 def _stream(options: RunOptions, has_test: bool) -> Material:
-    corpus = StreamedCorpus(options.data)
+    corpus = open_stream(options.data)
     validation = read_evaluation(options.data, "validation")
     if validation is None:
         raise MetaphraseError("data.streaming needs a validation split: pairs cannot be held out of a stream.")

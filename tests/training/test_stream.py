@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from metaphrase.configuration.options import CorpusOptions
 from metaphrase.training.material import gather
 from metaphrase.training.stream import Position, Stream, chain
 
@@ -118,8 +119,9 @@ def test_the_hash_knows_order_and_content():
     assert chain(chain("", np.array([1])), np.array([2])) != chain(chain("", np.array([2])), np.array([1]))
 
 
-def test_a_streamed_corpus_is_learned_from_and_resumed(tiny_options):
-    options = tiny_options(**{"data.streaming": True, "data.window": 50})
+@pytest.mark.parametrize("more", [[], [CorpusOptions(weight=0.3, tags=["<bt>"])]])
+def test_a_streamed_corpus_is_learned_from_and_resumed(tiny_options, more):
+    options = tiny_options(**{"data.streaming": True, "data.window": 50, "data.more": more})
 
     def take(updates: int, position: Position | None = None):
         stream = Stream(gather(options), tokens=160, seed=1, position=copy.deepcopy(position))
@@ -128,7 +130,11 @@ def test_a_streamed_corpus_is_learned_from_and_resumed(tiny_options):
         return batches, stream
 
     through, stream = take(30)
-    assert stream.position.epoch >= 1 and stream.position.window >= 0 and stream.position.pass_pairs == 120
+    assert (
+        stream.position.epoch >= 1
+        and stream.position.window >= 0
+        and stream.position.pass_pairs == (156 if more else 120)
+    )
     first, stopped = take(13)
     rest, end = take(17, stopped.position)
     assert first + rest == through and end.position == stream.position

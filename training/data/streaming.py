@@ -37,6 +37,11 @@ TOKENIZER_PAIRS = 1_000_000
 Row = tuple[str, str, int]
 
 
+def first_window(size: int, epoch: int) -> int:
+    """Pairs of an epoch's first window: another part of a whole one in each epoch, so that other pairs meet."""
+    return size - int(size * (epoch * 0.618034 % 1))
+
+
 class Window:
     """Token ids of the pairs of one window, in memory; what `EncodedCorpus` is for a corpus on disk."""
 
@@ -93,10 +98,8 @@ class StreamedCorpus:
             listing: JSONL file for what is left out. None: one that lives as long as this object.
 
         Raises:
-            MetaphraseError: the source cannot be found, or there are further corpora, which cannot be streamed.
+            MetaphraseError: the source cannot be found, or a tag could be no token.
         """
-        if data.more:
-            raise MetaphraseError("data.more cannot be streamed; leave out data.streaming, or the further corpora")
         check_tags(data)
         self._scratch = Scratch() if listing is None else None
         listing = listing or self._scratch.path / "left_out.jsonl"
@@ -128,7 +131,7 @@ class StreamedCorpus:
 
     def texts(self) -> Iterator[list[str]]:
         """Both sides of the first pairs, in batches: what a tokenizer is trained on."""
-        rows = islice(self._read(), TOKENIZER_PAIRS)
+        rows = islice(self.read(), TOKENIZER_PAIRS)
         while batch := list(islice(rows, ROWS)):
             yield [source for source, _, _ in batch]
             yield [target for _, target, _ in batch]
@@ -140,7 +143,7 @@ class StreamedCorpus:
             MetaphraseError: the source holds no pair to learn from, or all of a window are too long.
         """
         if self._place is None or self._place[0] != epoch or self._place[1] > number:
-            self._place, self._rows = (epoch, 0), self._read()
+            self._place, self._rows = (epoch, 0), self.read()
         for skipped in range(self._place[1], number):
             self._take(epoch, skipped)
         rows = self._take(epoch, number)
@@ -151,7 +154,7 @@ class StreamedCorpus:
             return None
         return self._encoded(rows, epoch, number, tokenizer)
 
-    def _read(self) -> Iterator[Row]:
+    def read(self) -> Iterator[Row]:
         self._furthest = self.report
         self._drops = Reading(self._listing, self._furthest.read)
         self._drops.report.dropped["too_long"] = self._furthest.dropped.get("too_long", 0)
@@ -159,15 +162,16 @@ class StreamedCorpus:
 
     def _take(self, epoch: int, number: int) -> list[Row]:
         """The pairs of the next window; the first of an epoch is shorter by another part each time."""
-        size = self.data.window
-        if number == 0:
-            size -= int(size * (epoch * 0.618034 % 1))
+        size = self.data.window if number else first_window(self.data.window, epoch)
         return list(islice(self._rows, size))
 
-    def _encoded(self, rows: list[Row], epoch: int, number: int, tokenizer: PreTrainedTokenizerBase) -> Window:
+    def encode(self, rows: list[Row], tokenizer: PreTrainedTokenizerBase) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Ids of both sides of the rows that are not too long; the others are counted and listed."""
+        kept: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+        if not rows:
+            return kept
         sources = encode_texts(tokenizer, tagged([row[0] for row in rows], self.data.tags), workers=self.data.workers)
         targets = encode_texts(tokenizer, [row[1] for row in rows], target=True, workers=self.data.workers)
-        kept: tuple[list[np.ndarray], list[np.ndarray]] = [], []
         for (text, _, line), *pair in zip(rows, sources, targets, strict=True):
             if max(map(len, pair)) > self.data.max_length:
                 detail = f"{len(pair[0])} and {len(pair[1])} tokens, of at most {self.data.max_length}: {text}"
@@ -177,6 +181,10 @@ class StreamedCorpus:
             for side, ids in zip(kept, pair, strict=True):
                 side.append(np.array(ids, np.int32))
         self._long_lines = max(self._long_lines, rows[-1][2])
+        return kept
+
+    def _encoded(self, rows: list[Row], epoch: int, number: int, tokenizer: PreTrainedTokenizerBase) -> Window:
+        kept = self.encode(rows, tokenizer)
         if not kept[0]:
             raise MetaphraseError(
                 f"every pair of {self.source.name} from line {rows[0][2]} to {rows[-1][2]} is longer than "

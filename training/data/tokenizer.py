@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from metaphrase.training.data.corpus import Corpus
+    from metaphrase.training.data.stream_mixture import StreamedMixture
     from metaphrase.training.data.streaming import StreamedCorpus
 
 PAD, START, END, UNKNOWN = SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
@@ -70,7 +71,7 @@ def train_tokenizer(texts: Texts, options: TokenizerOptions) -> PreTrainedTokeni
 
 
 def prepare_tokenizer(
-    corpus: Corpus | StreamedCorpus, options: TokenizerOptions, cache_dir: Path | None
+    corpus: Corpus | StreamedCorpus | StreamedMixture, options: TokenizerOptions, cache_dir: Path | None
 ) -> PreTrainedTokenizerFast:
     """The tokenizer that the options ask for: loaded from `options.path`, or from the cache, or trained.
 

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.configuration.options import CorpusOptions, DataOptions, TokenizerOptions
+from metaphrase.configuration.options import DataOptions, TokenizerOptions
 from metaphrase.training.data.batching import plan_epoch
 from metaphrase.training.data.streaming import StreamedCorpus
 from metaphrase.training.data.tokenizer import prepare_tokenizer, train_tokenizer
@@ -104,8 +104,6 @@ def test_a_streamed_dataset(monkeypatch, tokenizer):
 
 
 def test_mistakes_are_told(options, tokenizer, folder):
-    with pytest.raises(MetaphraseError, match=r"data\.more cannot be streamed"):
-        StreamedCorpus(DataOptions(str(folder), source="xx", target="yy", more=[CorpusOptions()]))
     write_pairs(folder, "train", [("", "")])
     with pytest.raises(MetaphraseError, match=r"no pair to learn from .*1 blank"):
         StreamedCorpus(options).window(0, 0, tokenizer)
