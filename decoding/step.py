@@ -94,7 +94,7 @@ def start(
     decoder = weights.decoder
     layers = []
     for layer in decoder.layers:
-        source = F.linear(encoded, *layer.cross_kv).unflatten(-1, (decoder.heads, -1)).transpose(1, 2)
+        source = F.linear(encoded, *layer.cross_kv).unflatten(-1, (decoder.heads, -1)).transpose(1, 2).contiguous()
         past = source.new_empty(encoded.shape[0], decoder.heads, 0, decoder.d_k + decoder.d_v)
         layers.append(LayerCache(past, source))
     mask = additive_mask(attention_mask, encoded.dtype)
