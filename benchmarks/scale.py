@@ -4,7 +4,7 @@
     python benchmarks/scale.py --draw benchmarks/results/DATE-scale.json
 
 One size is changed at a time, from source length 32, vocabulary 8,000, d_model 256 (d_ff = 4 d_model, heads of 64,
-3 + 3 layers), beam 1. A training step is forward, backward, clipping and Adam over 2,048 tokens; decoding is 8 sentences,
+3 + 3 layers), beam 1. A training step is forward, backward, clipping and Adam over 2,048 tokens; decoding 8 sentences,
 each translated into as many words as it has, whatever the untrained model would say. Made-up token ids; one thread.
 
 Each measurement is a process of its own (a fork of this one), so that its highest memory is its own; on a GPU it is the
