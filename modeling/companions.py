@@ -48,6 +48,7 @@ class Source:
     revision: str | None = None
     subfolder: str = ""
     cache_dir: str | None = None
+    vocab_size: int | None = None
 
     def find(self, file: str) -> str | None:
         """Path of a file of that place; None where it is not there, or cannot be had now."""
@@ -225,7 +226,7 @@ def _copy_tokenizer(model: Any, folder: str | os.PathLike, source: Source) -> No
     """The tokenizer beside which the model lay, if there is none here and the vocabulary has kept its size."""
     if any(os.path.exists(os.path.join(folder, file)) for file in TOKENIZER):
         return
-    if _read_json(source.find("config.json")).get("vocab_size") != model.config.vocab_size:
+    if source.vocab_size != model.config.vocab_size:
         return
     found = {file: source.find(file) for file in TOKENIZER}
     if all(found.values()):

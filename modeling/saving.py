@@ -67,13 +67,18 @@ class OneSetOfWeights(PreTrainedModel):
         try:
             loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
         except OSError as error:
-            if "use_safetensors" in str(error):  # the library's advice would be to unpickle
+            if "file named" in str(error):  # the library would advise to unpickle
                 raise OSError(f"{pretrained_model_name_or_path} has no {SINGLE} and no {INDEX}.") from None
             raise
         if pretrained_model_name_or_path is not None:
             model = loaded[0] if isinstance(loaded, tuple) else loaded
-            where = {key: kwargs.get(key) for key in ("revision", "cache_dir")}
-            model._source = Source(str(pretrained_model_name_or_path), subfolder=kwargs.get("subfolder") or "", **where)
+            model._source = Source(
+                name=str(pretrained_model_name_or_path),
+                revision=kwargs.get("revision"),
+                subfolder=kwargs.get("subfolder") or "",
+                cache_dir=kwargs.get("cache_dir"),
+                vocab_size=model.config.vocab_size,
+            )
         return loaded
 
     def save_pretrained(
@@ -99,12 +104,9 @@ class OneSetOfWeights(PreTrainedModel):
             remove_stale_weights(save_directory)
             write_companions(self, save_directory, self._source, os.path.basename(os.path.abspath(save_directory)))
         if sends:
-            token = kwargs.get("token")
-            repo_id = hub.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
-            repo_id = (
-                hf_api().create_repo(repo_id, private=hub.pop("private", None), token=token, exist_ok=True).repo_id
-            )
-            self._upload_modified_files(save_directory, repo_id, before, token=token, **hub)
+            name, token = hub.pop("repo_id", os.path.basename(os.path.abspath(save_directory))), kwargs.get("token")
+            repo = hf_api().create_repo(name, private=hub.pop("private", None), token=token, exist_ok=True)
+            self._upload_modified_files(save_directory, repo.repo_id, before, token=token, **hub)
 
     def _upload_modified_files(
         self,

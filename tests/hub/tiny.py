@@ -50,13 +50,15 @@ TINY_SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 24}
 
 def save_tiny(folder: str, seed: int = 0, **overrides: Any) -> tuple[Any, Any]:
     """A whole result folder, as a training run leaves it: model, tokenizer, card, results, and a checkpoint folder."""
+    from metaphrase.modeling.companions import weights_digest
     from metaphrase.training.card import write_card
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(len(tokenizer), seed, **overrides)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    results = {**RESULTS, "test": {"sacrebleu": RESULTS["test"]["sacrebleu"]}}
+    scores = {"sacrebleu": RESULTS["test"]["sacrebleu"]}
+    results = {**RESULTS, "weights": weights_digest(folder), "test": scores}
     (Path(folder) / "results.json").write_text(json.dumps(results), encoding="utf-8")
     write_card(Path(folder), results)
     (Path(folder) / "checkpoints").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from dulwich.objects import Commit
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .cards import card_errors
+from .cards import card_errors, card_tags
 from .repos import LARGE_SUFFIXES, HubError, HubRepository, RepoId, RepositoryStore, User
 
 LARGE_BYTES = 10_000_000
@@ -108,7 +108,9 @@ def repo_info(request: Request, body: bytes) -> Response:
     with store_of(request).open(repo_of(request), user_of(request)) as repository:
         commit = repository.resolve(request.path_params.get("revision", "main"))
         with_sizes = "blobs" in request.query_params
-        siblings = [_sibling(entry.row(), with_sizes) for entry in repository.entries(commit).values()]
+        entries = repository.entries(commit)
+        siblings = [_sibling(entry.row(), with_sizes) for entry in entries.values()]
+        readme = repository.read_blob(entries["README.md"]).decode() if "README.md" in entries else ""
         answer = {
             "_id": commit.id.decode()[:24],
             "id": str(repository.id),
@@ -121,7 +123,7 @@ def repo_info(request: Request, body: bytes) -> Response:
             "disabled": False,
             "downloads": 0,
             "likes": 0,
-            "tags": [],
+            "tags": card_tags(readme),
             "siblings": siblings,
         }
     return JSONResponse(answer)

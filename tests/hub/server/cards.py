@@ -33,6 +33,16 @@ def card_errors(readme: str) -> list[str]:
     return [*_empty_values(metadata, "metadata"), *_field_errors(metadata), *_result_errors(metadata)]
 
 
+def card_tags(readme: str) -> list[str]:
+    """The tags that the Hub derives from a card's metadata, as far as clients read them."""
+    found = FRONT_MATTER.match(readme)
+    metadata = yaml.safe_load(found.group(1)) if found else None
+    if not isinstance(metadata, dict):
+        return []
+    licences = [f"license:{name}" for name in _as_list(metadata.get("license", []))]
+    return [*_as_list(metadata.get("tags", [])), *_as_list(metadata.get("language", [])), *licences]
+
+
 def _empty_values(value: Any, path: str) -> list[str]:
     if value is None or value == "" or (isinstance(value, float) and not math.isfinite(value)):
         return [f'"{path}" must have a value']
