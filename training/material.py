@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training.data.bpe_dropout import BpeDropout, DroppedCorpus
 from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
-from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus
+from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus, tokenizer_identity
 from metaphrase.training.data.locate import is_there
 from metaphrase.training.data.report import CorpusReport
 from metaphrase.training.data.stream_mixture import StreamedMixture, open_stream
@@ -42,6 +43,17 @@ class Material:
     encoded: EncodedCorpus | None = None
     has_test: bool = True
     """False where the data hold no split under the test split's default name, so that nothing is scored at the end."""
+
+    def __post_init__(self) -> None:
+        """`identity` changes when a run could not go on exactly: `tokenizer` with its ids, `pairs` with the lengths of
+        the training pairs, from which batches are made; those of a streamed corpus are not known. Taken at once,
+        for using a tokenizer changes its settings."""
+        self.identity = {"tokenizer": tokenizer_identity(self.tokenizer)}
+        if self.encoded is not None:
+            digest = hashlib.blake2b(digest_size=16)
+            for lengths in (self.encoded.source_lengths, self.encoded.target_lengths):
+                digest.update(lengths)
+            self.identity["pairs"] = digest.hexdigest()
 
     def draw(self, *, seed: int, epoch: int) -> Any:
         """The pairs of an epoch where corpora have weights; None: each once."""

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs, LoggerType, ProjectConfiguration
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.configuration.limits import check_limits
+from metaphrase.configuration.limits import check_limits, nearest
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, spread, states, together
@@ -91,7 +92,7 @@ def train(
         progress, position = Progress(), None
         origin = choose_origin(accelerator, folder / CHECKPOINTS, resume)
         if origin is not None:
-            progress, position = restore(learner, origin, options.seed)
+            progress, position = restore(learner, origin, options.seed, material)
             log.say(f"Going on from {origin}: {progress.updates:,} updates, {position.seen:,} pairs seen")
             if accelerator.is_main_process and not isinstance(resume, bool):
                 for later in checkpoint.set_aside(folder / CHECKPOINTS, after=progress.updates):
@@ -138,6 +139,8 @@ def train(
             again = to_go_on(command or f"metaphrase train {recipe_name}", resume)
             log.say(f"Stopped after {progress.updates:,} updates, all saved. Go on with: {again}")
             raise KeyboardInterrupt
+        if progress.updates == 0:
+            raise MetaphraseError("The time was up before the first update; give the run more minutes.")
         log.say(f"Training ended ({reason}) after {progress.updates:,} updates.")
         if progress.updates == before and is_finished(folder, before):
             log.say(f"{folder} is finished; give it a larger budget to train on.")
@@ -154,6 +157,7 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
     mixed = options.mixed_precision
     if mixed is None:
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    check_trackers(options.trackers)
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without it a launcher's CPU processes do not find each other
         mixed_precision=mixed,
@@ -167,6 +171,16 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
     if accelerator.device.type == "cpu":
         set_threads(options.threads, accelerator.num_processes)
     return accelerator
+
+
+def check_trackers(wanted: list[str]) -> None:
+    """Raises where a tracker is unknown to Accelerate or not installed."""
+    known, here = [str(kind) for kind in LoggerType if kind != LoggerType.ALL], list(map(str, get_available_trackers()))
+    for name in wanted:
+        if name not in known:
+            raise MetaphraseError(f'trackers: there is no "{name}"{nearest(name, known)}, only {", ".join(known)}.')
+        if name not in here:
+            raise MetaphraseError(f"trackers: {name} is not installed; install it, or leave it out.")
 
 
 def set_threads(wanted: int | None, processes: int) -> None:

@@ -10,12 +10,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
+from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, states
 from metaphrase.training.judge import Judge
 from metaphrase.training.lock import FolderLock
 from metaphrase.training.loop import Progress
+from metaphrase.training.material import Material
 from metaphrase.training.running_mean import NAME as MEAN
 from metaphrase.training.running_mean import RunningMean
 from metaphrase.training.stream import Position, Stream
@@ -38,14 +40,15 @@ def process_seed(seed: int, rank: int, update: int = 0) -> int:
     return seed + 1_000_003 * (rank + 1) + 7919 * update
 
 
-def restore(learner: Learner, origin: Path, seed: int) -> tuple[Progress, Position]:
+def restore(learner: Learner, origin: Path, seed: int, material: Material) -> tuple[Progress, Position]:
     """Put a checkpoint back. Every process calls it and reads the folder.
 
     Raises:
         BrokenCheckpoint: a file is not what the manifest says.
-        MetaphraseError: it is of another model.
+        MetaphraseError: it is of another model, or the training pairs or the tokenizer changed since.
     """
     state = checkpoint.read_state(origin)
+    check_same_material(origin, state.get("material", {}), material.identity)
     accelerator, plain = learner.accelerator, learner.plain
     states.load_model_tensors(plain, states.load_tensors(origin / MODEL), origin)
     states.load_optimizer_tensors(plain, learner.optimizer, states.load_tensors(origin / OPTIMIZER))
@@ -62,6 +65,19 @@ def restore(learner: Learner, origin: Path, seed: int) -> tuple[Progress, Positi
     if not accelerator.is_main_process:
         progress.window.pop("loss", None)  # the main process was given the sum of all
     return progress, position
+
+
+def check_same_material(origin: Path, before: dict[str, str], now: dict[str, str]) -> None:
+    """A run goes on with the pairs and the token ids that it began with.
+
+    Raises:
+        MetaphraseError: says which of the two is another one.
+    """
+    for name, what in (("tokenizer", "The tokenizer is not the one"), ("pairs", "The training pairs are not those")):
+        if name in before and name in now and before[name] != now[name]:
+            raise MetaphraseError(
+                f"{what} that {origin} was written with; put the data back as they were, or choose another --output."
+            )
 
 
 def choose_origin(accelerator: Accelerator, root: Path, resume: bool | str | Path) -> Path | None:
@@ -131,4 +147,5 @@ class Saver:
             "random": gather_object(random) if accelerator.num_processes > 1 else random,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler is not None else None,
             "processes": accelerator.num_processes,
+            "material": self.stream.material.identity,
         }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.training.data.batching import EpochPlan, collate, plan_epoch, share, updates_in
 
 if TYPE_CHECKING:
@@ -146,6 +147,13 @@ class Stream:
             legs=[tuple(leg) for leg in place.legs],
             draw=draw,
         )
+        try:
+            self.plan.batch_at(place.pairs)
+        except ValueError:
+            raise MetaphraseError(
+                f"The training pairs are not those that the run learned from before: no batch ends after {place.pairs} "
+                "of them; put the data back as they were, or choose another --output."
+            ) from None
         self._window_pairs = self.plan.pairs + sum(pairs for _, pairs in place.legs)
         if self.material.pairs is not None:
             place.pass_pairs = self._window_pairs

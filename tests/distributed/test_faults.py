@@ -13,7 +13,7 @@ import torch
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training import checkpoint, states
 
-LIMIT = 150
+LIMIT = 240
 """Seconds within which all processes must have ended, whatever happens."""
 BATCH = r"a batch of \d+ pairs x \d+ target tokens \(training pairs \d+(, \d+)*( and \d+ more)?\)"
 
@@ -103,7 +103,7 @@ def test_under_ddp_and_fsdp_one_without_memory_ends_all(options, launch, records
 )
 def test_one_that_is_killed_ends_all_and_is_named(options, launch, records, processes, config):
     run = options()
-    result = launch(run, processes, *fault("kill", 1, 4), config=config, limit=LIMIT)
+    result = launch(run, processes, *fault("kill", 1, 3), config=config, limit=LIMIT)
     assert result.returncode != 0
     blamed = r"stopped: process 1, which had to learn from training pairs \d+.*, failed or did not answer"
     assert re.search(rf"error: Process 0 of {processes} {blamed}", result.stdout), result.stdout
@@ -114,7 +114,7 @@ def test_one_that_is_killed_ends_all_and_is_named(options, launch, records, proc
 @pytest.mark.parametrize("processes", [2, 3])
 def test_one_that_hangs_ends_all_in_bounded_time(options, launch, records, processes):
     run = options(timeout=15)
-    result = launch(run, processes, *fault("hang", 1, 4), limit=LIMIT)
+    result = launch(run, processes, *fault("hang", 1, 3), limit=LIMIT)
     assert result.returncode != 0
     blamed = r"stopped: process 1, which had to learn from training pairs \d+.*, failed or did not answer"
     assert re.search(rf"error: Process 0 of {processes} {blamed}", result.stdout), result.stdout

@@ -19,6 +19,7 @@ from metaphrase.configuration.options import CorpusOptions
 from metaphrase.training import checkpoint, evaluate, loop, states
 from metaphrase.training.material import Material
 from metaphrase.training.run import to_go_on, train
+from metaphrase.training.snapshot import check_same_material
 
 
 def records(folder: Path, kind: str) -> list[dict]:
@@ -146,6 +147,72 @@ def test_a_run_goes_on_only_as_it_began(tiny_options):
         changed = tiny_options(max_updates=4)
         changed.model["d_model"] = 32
         train(changed, recipe_name="tiny", resume=True)
+
+
+def test_a_run_goes_on_only_with_the_pairs_it_began_with(tiny_options, corpus_folder, tmp_path):
+    there = tmp_path / "corpus"
+    shutil.copytree(corpus_folder, there)
+    changes = {"data.path": str(there), "evaluation.metrics": [], "tokenizer.vocab_size": 300}
+    folder = train(tiny_options(max_updates=2, **changes), recipe_name="tiny")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    lines = (there / "train.a").read_text(encoding="utf-8").splitlines(keepends=True)
+    (there / "train.a").write_text("".join([lines[0].rstrip() + " and\n", *lines[1:]]), encoding="utf-8")
+    with pytest.raises(
+        MetaphraseError, match=r"(tokenizer is not the one|pairs are not those) that .*checkpoint-2 was"
+    ):
+        train(tiny_options(max_updates=4, **changes), recipe_name="tiny", resume=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (there / "train.a").write_text("".join(lines), encoding="utf-8")  # put back, though the files are newer
+    train(tiny_options(max_updates=4, **changes), recipe_name="tiny", resume=True)
+
+
+def test_what_a_checkpoint_does_not_say_is_not_held_against_it():
+    state = {"tokenizer": "a", "pairs": "b"}
+    check_same_material(Path("checkpoint-2"), {}, state)  # a checkpoint of an earlier version does not say
+    check_same_material(Path("checkpoint-2"), state, {"tokenizer": "a"})  # a stream does not know
+    with pytest.raises(MetaphraseError, match="The training pairs are not those that checkpoint-2 was written with"):
+        check_same_material(Path("checkpoint-2"), state, {"tokenizer": "a", "pairs": "c"})
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [(["tensorbord"], r'no "tensorbord" \(did you mean "tensorboard"\?\)'), (["dvclive"], "dvclive is not installed")],
+)
+def test_a_tracker_that_is_not_there_is_told_at_once(tiny_options, trackers, message):
+    with pytest.raises(MetaphraseError, match=message):
+        train(tiny_options(trackers=trackers), recipe_name="tiny")
+    assert not Path(tiny_options().output).exists()
+
+
+def test_no_time_for_one_update_is_told(tiny_options):
+    with pytest.raises(MetaphraseError, match="before the first update; give the run more minutes"):
+        train(tiny_options(max_updates=None, minutes=1e-6), recipe_name="tiny")
+
+
+def test_patience_is_kept_over_a_stop(tiny_options, tmp_path):
+    """Stopped and resumed after each evaluation, the run ends where an undisturbed one does, with the same best."""
+    changes = {"evaluation.every": 1, "evaluation.patience": 3, "evaluation.metrics": ["chrf"], "log_every": 1}
+    options = tiny_options(output=str(tmp_path / "straight"), max_updates=40, **changes)
+    options.optimizer.learning_rate = 1e-12  # nothing is learned, so nothing gets better
+    straight = train(options, recipe_name="tiny")
+    ended = len(records(straight, "evaluation"))
+    options = tiny_options(max_updates=1, **changes)
+    options.optimizer.learning_rate = 1e-12
+    for updates in (1, 2, 3, 40):
+        options.max_updates = updates
+        folder = train(options, recipe_name="tiny", resume=updates > 1)
+    assert len(records(folder, "evaluation")) == ended < 40
+    best = [json.loads((f / "results.json").read_text())["training"]["best_update"] for f in (straight, folder)]
+    assert best[0] == best[1]
+
+
+def test_going_on_with_another_token_budget_ends_the_epoch_with_every_pair(tiny_options):
+    changes = {"max_updates": None, "evaluation.every": None, "evaluation.metrics": [], "checkpoints.every": 1}
+    train(tiny_options(**{**changes, "max_updates": 3}), recipe_name="tiny")
+    folder = train(tiny_options(**changes, epochs=1.0, **{"batches.tokens": 96}), recipe_name="tiny", resume=True)
+    log = records(folder, "training")
+    assert log[2]["pairs"] < 120 and log[-1]["pairs"] == 120 and log[-1]["epoch"] == 1.0
+    assert [record["update"] for record in log] == list(range(1, len(log) + 1))
 
 
 @pytest.mark.parametrize(
