@@ -23,14 +23,11 @@ def machine(threads: int) -> dict[str, Any]:
     """The machine, the versions and the commit, so that a figure can be read later."""
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
+    from metaphrase.training.finish import processor_name
+
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "cpu": cpu,
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "capability": torch.backends.cpu.get_cpu_capability(),

@@ -13,6 +13,7 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from accelerate import Accelerator
+from common import keep, machine
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.options import RunOptions
@@ -54,25 +56,33 @@ class Pairs:
         return [(self.ids[: self.source_lengths[i]], self.ids[: self.target_lengths[i]]) for i in indices]
 
 
+def small_model() -> MetaphraseForConditionalGeneration:
+    """3 + 3 layers, d_model 192, vocabulary 4,000."""
+    sizes = {"vocab_size": 4000, "d_model": 192, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.15}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
+    return MetaphraseForConditionalGeneration(MetaphraseConfig.from_preset("base", **sizes, **heads))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = {"vocab_size": 4000, "d_model": 192, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.15}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
-    config = MetaphraseConfig.from_preset("base", **sizes, **heads)
     material = Pairs(4000)
     ratios, figures = [], {"bare": [], "engine": []}
     for _ in range(arguments.rounds):
         torch.manual_seed(1)
-        start = MetaphraseForConditionalGeneration(config)
+        start = small_model()
         figures["bare"].append(bare(copy.deepcopy(start), material, arguments.updates))
         figures["engine"].append(engine(copy.deepcopy(start), material, arguments.updates))
         ratios.append(figures["engine"][-1] / figures["bare"][-1])
     percent = [round(100 * (ratio - 1), 2) for ratio in ratios]
-    print(json.dumps({**figures, "overhead_percent": percent, "median_percent": statistics.median(percent)}))
+    summary = {"overhead_percent": percent, "median_percent": statistics.median(percent)}
+    command = " ".join(["python", "benchmarks/engine_overhead.py", *sys.argv[1:]])
+    record = {"machine": machine(1), "command": command, "unit": "processor seconds", "measured": figures, **summary}
+    print(f"Kept in {keep('engine-overhead', record)}")
+    print(json.dumps({**figures, **summary}))
 
 
 def bare(model: MetaphraseForConditionalGeneration, material: Pairs, updates: int) -> float:

@@ -1,42 +1,60 @@
-"""How a run starts on a corpus of ten million pairs, and what memory it holds.
+"""How a run starts on a corpus of ten million pairs, and what memory it holds over a whole epoch.
 
-    python benchmarks/large_corpus.py --pairs 10000000 --folder /tmp/large
+    python benchmarks/large_corpus.py --folder /tmp/large [--pairs 10000000] [--distinct 1000000] [--streaming]
 
-Makes a corpus up, reads and tokenizes it once, and then starts from the cache in a new process: seconds to the first
-batch, resident memory there and after each tenth of an epoch, on one thread. One JSON line a stage. To save time only a
-part of the pairs is made up; in the cache it is put after itself until there are as many as asked for.
+Makes the corpus up (once), and runs `train` over it in a process of its own: once to read and tokenize, and once from
+the cache, which is what is measured: seconds from the process's start to the end of the first update, and resident
+memory there, after a stretch of real updates, and at every twentieth of the epoch. After the stretch the forward and
+backward passes are left out, and only they, so that an epoch takes minutes: stream, batches, counts, clipping, Adam,
+log, checkpoints are the engine's own. Memory is the process's resident set, which counts pages of mapped files too.
+
+To save time only so many distinct pairs are made up; they are put after themselves, in the text files where the corpus
+is streamed (so that all are read and tokenized), else in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from common import keep, machine
 
 LINES = 100_000
+REAL = 200
+"""Updates with a real forward and backward pass, before the others."""
 
 
-def make_up(folder: Path, pairs: int) -> None:
-    """Two text files of made-up words, frequent and rare ones as in a language."""
+def make_up(folder: Path, pairs: int, copies: int) -> None:
+    """Text files of made-up words, frequent and rare ones as in a language; a few lines to validate on."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(1)
     letters = np.array(list("eanirstdolugmkhcpbvfw"))
     words = np.array(["".join(random.choice(letters, random.integers(2, 9))) for _ in range(20_000)])
     chance = 1 / np.arange(10, len(words) + 10)
-    with (folder / "train.xx").open("w") as source, (folder / "train.yy").open("w") as target:
-        for first in range(0, pairs, LINES):
-            rows = min(LINES, pairs - first)
-            lengths = random.poisson(10, rows) + 2
-            drawn = words[random.choice(len(words), lengths.sum(), p=chance / chance.sum())]
-            for line in np.split(drawn, np.cumsum(lengths)[:-1]):
-                source.write(" ".join(line) + "\n")
-                target.write(" ".join(line[::-1]) + "\n")
+    for split, number in (("validation", 50), ("train", pairs)):
+        files = [folder / f"{split}.{suffix}" for suffix in ("xx", "yy")]
+        with files[0].open("w") as source, files[1].open("w") as target:
+            for first in range(0, number, LINES):
+                rows = min(LINES, number - first)
+                lengths = random.poisson(10, rows) + 2
+                drawn = words[random.choice(len(words), lengths.sum(), p=chance / chance.sum())].tolist()
+                ends = np.cumsum(lengths).tolist()
+                for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+                    source.write(" ".join(drawn[begin:end]) + "\n")
+                    target.write(" ".join(drawn[begin:end][::-1]) + "\n")
+    for file in files:
+        once = file.read_bytes()
+        with file.open("ab") as more:
+            for _ in range(copies - 1):
+                more.write(once)
 
 
 def enlarge(cache: Path, copies: int) -> None:
@@ -50,65 +68,125 @@ def enlarge(cache: Path, copies: int) -> None:
             for _ in range(copies):
                 writer.write_table(table)
         report = json.loads((file.parent / "report.json").read_text())
-        report["kept"] *= copies
+        for key in ("read", "kept"):
+            report[key] *= copies
         (file.parent / "report.json").write_text(json.dumps(report))
 
 
-def start(folder: Path) -> None:
-    """From the imports to the first batch, then through an epoch."""
-    began = time.perf_counter()
-    from metaphrase.configuration.options import DataOptions, TokenizerOptions
-    from metaphrase.training.data.batching import collate, fill, plan_epoch
-    from metaphrase.training.data.corpus import read_corpus
-    from metaphrase.training.data.encoding import encode_corpus
-    from metaphrase.training.data.tokenizer import prepare_tokenizer
-
-    times: dict[str, float] = {}
-
-    def lap(name: str) -> None:
-        times[name] = round(time.perf_counter() - began - sum(times.values()), 2)
-
-    options, cache = DataOptions(str(folder), source="xx", target="yy", validation_size=0), folder / "cache"
-    lap("imports")
-    corpus = read_corpus(options, cache)
-    lap("read_corpus")
-    tokenizer = prepare_tokenizer(corpus, TokenizerOptions(), cache)
-    lap("prepare_tokenizer")
-    encoded = encode_corpus(corpus, tokenizer, options, cache)
-    lap("encode_corpus")
-    plan = plan_epoch(encoded.source_lengths, encoded.target_lengths, tokens=4096, seed=1, epoch=0)
-    lap("plan_epoch")
-    collate(encoded[plan[0]])
-    lap("first_batch")
-    tell(stage="start", pairs=len(encoded), seconds=round(sum(times.values()), 1), **times)
-    tell(stage="plan", batches=len(plan), target_fill=round(fill(encoded.target_lengths, plan), 4))
-    for tenth in range(10):
-        for batch in range(tenth * len(plan) // 10, (tenth + 1) * len(plan) // 10):
-            collate(encoded[plan[batch]])
-        tell(stage="epoch", tenths=tenth + 1)
+def resident() -> float:
+    """Megabytes of this process that lie in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def tell(**facts: object) -> None:
-    """A JSON line with resident and peak memory of this process, in MB."""
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(json.dumps(facts | {"resident_mb": round(resident), "peak_mb": round(peak)}), flush=True)
+def epoch(folder: Path, pairs: int, streaming: bool, updates: int | None) -> None:
+    """An epoch of `train`, or its first updates; a JSON line a stage."""
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started()
+    import torch
+
+    from metaphrase.configuration.options import DataOptions, RunOptions
+    from metaphrase.training import loop
+    from metaphrase.training.run import train
+
+    options = RunOptions(output=str(folder / "run"), trackers=[], threads=1, log_every=1000, max_updates=updates)
+    options.data = DataOptions(str(folder), source="xx", target="yy", test=None, streaming=streaming)
+    options.model = {"preset": "base", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1}
+    options.model |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    options.model |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    options.epochs = 1.0 if updates is None else None
+    options.evaluation.every, options.evaluation.metrics = 10**9, []
+    options.checkpoints.every, options.checkpoints.keep_best = 5000, 1
+    honest, calls, told = loop.add_share, 0, 0
+    twentieth = pairs // 20
+
+    def tell(stage: str, **facts: object) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        memory = {"resident_mb": round(resident()), "peak_mb": round(peak)}
+        print(json.dumps({"stage": stage, "seconds": round(time.time() - began, 1), **facts, **memory}), flush=True)
+
+    def share(accelerator, model, update, tokens, loss_of):
+        nonlocal calls, told
+        calls += 1
+        if calls == 2:
+            tell("first update done")
+        if calls == REAL:
+            tell("real updates done", updates=REAL)
+        seen = sum(map(len, update.pairs)) + share.pairs
+        share.pairs = seen
+        if seen // twentieth > told:
+            told = seen // twentieth
+            tell("epoch", twentieths=told, updates=calls, pairs=seen)
+        if calls <= REAL:
+            return honest(accelerator, model, update, tokens, loss_of)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        return torch.zeros((), dtype=torch.float64)
+
+    share.pairs = 0
+    loop.add_share = share
+    train(options, recipe_name="large")
+    tell("end", updates=calls, pairs=share.pairs)
+
+
+def _started() -> float:
+    """When this process began, on the clock that counts from the machine's start."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run(arguments: argparse.Namespace, *more: str) -> list[dict]:
+    """The epoch in a process of its own; what it told."""
+    shutil.rmtree(arguments.folder / "run", ignore_errors=True)
+    words = ["--folder", str(arguments.folder), "--pairs", str(arguments.pairs), "--child", *more]
+    setting = {**os.environ, "METAPHRASE_CACHE": str(arguments.folder / "cache"), "OMP_NUM_THREADS": "1"}
+    facts = []
+    command = [sys.executable, __file__, *words, *(["--streaming"] if arguments.streaming else [])]
+    with subprocess.Popen(command, env=setting, stdout=subprocess.PIPE, text=True) as child:
+        for line in child.stdout:
+            if line.startswith("{"):
+                print(line, end="", flush=True)
+                facts.append(json.loads(line))
+    if child.returncode:
+        raise SystemExit(f"the run ended with {child.returncode}")
+    return facts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10_000_000)
+    parser.add_argument("--distinct", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--start", action="store_true", help="only start; used by this script itself")
+    parser.add_argument("--streaming", action="store_true", help="the corpus is streamed, not read into the cache")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--updates", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.start:
-        return start(arguments.folder)
-    copies = max(arguments.pairs // LINES, 1)
-    make_up(arguments.folder, arguments.pairs // copies)
-    again = [sys.executable, __file__, "--folder", str(arguments.folder), "--start"]
-    subprocess.run(again, check=True)
-    enlarge(arguments.folder / "cache", copies)
-    subprocess.run(again, check=True)
+    if arguments.child:
+        return epoch(arguments.folder, arguments.pairs, arguments.streaming, arguments.updates)
+    copies = max(1, arguments.pairs // arguments.distinct)
+    arguments.folder /= "streamed" if arguments.streaming else "arrow"
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    make_up(arguments.folder, arguments.pairs // copies, copies if arguments.streaming else 1)
+    first = run(arguments, "--updates", "3")
+    if not arguments.streaming:
+        enlarge(arguments.folder / "cache", copies)
+    measured = run(arguments)
+    kind = "streamed" if arguments.streaming else "arrow"
+    name = f"large-corpus-{kind}"
+    command = f"python benchmarks/large_corpus.py --folder FOLDER --pairs {arguments.pairs}"
+    command += f" --distinct {arguments.distinct}"
+    record = {
+        "machine": machine(1),
+        "command": command + (" --streaming" if arguments.streaming else ""),
+        "pairs": arguments.pairs,
+        "first_start_with_the_distinct_pairs": first,
+        "from_the_cache": measured,
+        "summary": {
+            "seconds_to_the_first_update": next(f["seconds"] for f in measured if f["stage"] == "first update done"),
+            "highest_resident_mb": max(fact["peak_mb"] for fact in measured),
+            "resident_mb_by_twentieth": [fact["resident_mb"] for fact in measured if fact["stage"] == "epoch"],
+        },
+    }
+    print(json.dumps(record["summary"]))
+    print(f"Kept in {keep(name, record)}")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
@@ -188,13 +189,16 @@ def hardware(accelerator: Accelerator) -> str:
     """What the run was computed on, in a few words."""
     if accelerator.device.type == "cuda":
         return f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"
+    return f"{accelerator.num_processes} x {torch.get_num_threads()} CPU threads ({processor_name()})"
+
+
+def processor_name() -> str:
+    """The CPU's name as the system tells it."""
     name = platform.processor() or platform.machine()
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{accelerator.num_processes} x {torch.get_num_threads()} CPU threads ({name})"
+    return name
 
 
 def limits(options: RunOptions) -> str:
