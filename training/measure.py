@@ -75,7 +75,7 @@ class Measurement:
     metrics: float = 0.0
     """Scoring these."""
     beam: float = 0.0
-    """Beam search over the whole validation set, and its scoring: what a test set of that size will take."""
+    """Beam search for a validation sentence, and its scoring: what a line of the test set will take."""
     checkpoint: float = 0.0
     peak: float = 0.0
     """FLOP/s of a product of two square matrices."""
@@ -293,7 +293,7 @@ def measure_evaluation(
         found.parts[name] = part
     tell("metrics", 0.0)
     found.metrics = measure_metrics(judge, options.evaluation.metrics)
-    found.beam += found.metrics * len(judge.loss.pairs) / max(1, len(judge.head))
+    found.beam = found.beam / len(judge.loss.pairs) + found.metrics / max(1, len(judge.head))
 
 
 def measure_metrics(judge: Judge, metrics: Sequence[str]) -> float:

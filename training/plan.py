@@ -85,6 +85,8 @@ class Plan:
     measured: Measurement
     update: float
     tokens_per_second: float
+    tests: int
+    """Lines of the test split."""
     start: float
     """From the command's first line to its first update, data from the cache."""
     imports: float
@@ -151,7 +153,9 @@ def make_plan(
     epoch = count_epoch(options, material, model.config, processes=1)
     update = epoch.flops / epoch.updates * measured.a_flop + measured.step
     run = Run(options, epoch, update, measured, start)
-    finish = finish_seconds(run, test=material.has_test)
+    # Lines of the test split are counted for the time that they will take; nothing else is done with them.
+    tests = len(material.read_test() or ()) if material.has_test and options.data.test is not None else 0
+    finish = finish_seconds(run, tests=tests)
     ema = options.optimizer.ema is not None
     memory = {**asdict(costs.training_memory(model.config, *epoch.largest, running_mean=ema))}
     memory["formula"] = costs.training_memory(model.config, *epoch.largest, running_mean=ema).peak
@@ -169,6 +173,7 @@ def make_plan(
         measured=measured,
         update=update,
         tokens_per_second=epoch.target_tokens / epoch.updates / update,
+        tests=tests,
         start=start,
         imports=imports,
         first_reading=first_reading,
@@ -269,14 +274,21 @@ class Run:
         if self.options.epochs is not None:
             ends.append((math.ceil(self.options.epochs * self.epoch.updates), "epochs"))
         if self.options.minutes is not None:
-            left = 60 * self.options.minutes - self.start - 2 * self.measured.evaluation
-            a_round = self.every * self.update + self.pause
-            rounds = max(0, math.floor(left / a_round))
-            rest = min(self.every, max(0, math.floor((left - rounds * a_round) / self.update)))
-            ends.append((max(1, rounds * self.every + rest), "minutes"))
+            ends.append((self._within(60 * self.options.minutes - self.start), "minutes"))
         if not ends:
             raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
         return min(ends)
+
+    def _within(self, seconds: float) -> int:
+        """Updates that fit. As soon as the loop knows what an evaluation takes, it keeps time for two."""
+        before_the_first = math.floor(seconds / self.update)
+        if before_the_first < self.every:
+            return max(1, before_the_first)
+        a_round = self.every * self.update + self.pause
+        seconds -= 2 * self.measured.evaluation
+        rounds = max(0, math.floor(seconds / a_round))
+        rest = max(0, math.floor((seconds - rounds * a_round) / self.update))
+        return max(self.every, rounds * self.every + min(rest, self.every))
 
     def end(self, finish: float) -> dict[str, Any]:
         """The run's end."""
@@ -297,12 +309,12 @@ class Run:
         return sorted({n for n in (self.epoch.updates, 100, 1000, 10_000, 100_000, 1_000_000) if n < last})
 
 
-def finish_seconds(run: Run, *, test: bool) -> float:
-    """The best checkpoint, the average of the best and the running mean are each scored, then the test set once."""
+def finish_seconds(run: Run, *, tests: int) -> float:
+    """The best checkpoint, the average of the best and the running mean are each scored, then the test lines once."""
     evaluations = run.end(0.0)["evaluations"]
     candidates = 1 + (evaluations > 1 and run.options.checkpoints.keep_best > 1)
     candidates += run.options.optimizer.ema is not None
-    return candidates * run.measured.evaluation + (run.measured.beam if test else 0.0)
+    return candidates * run.measured.evaluation + run.measured.beam * tests
 
 
 def on_gpus(

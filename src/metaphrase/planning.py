@@ -174,8 +174,8 @@ def _speed_rows(plan: Plan) -> Rows:
     rows.append(
         ("start", f"{plan.imports:.0f} s of imports, {plan.start:.1f} s to the first update{first}", "measured")
     )
-    test = "a test set as long as the validation set" if found.beam else "no search"
-    rows.append(("end", f"{plan.finish:.0f} s to choose the final weights and score; assumes {test}", "measured"))
+    scored = f", and score {plan.tests:,} test lines" if plan.tests else ""
+    rows.append(("end", f"{plan.finish:.0f} s to choose the final weights{scored}", "measured"))
     return rows
 
 

@@ -102,7 +102,7 @@ def test_measured_parts_are_there(made):
 
 
 EPOCH = Epoch(1000, 50_000, 100, 100, 10**12, 10**12, (10, 20, 30))
-FOUND = Measurement(a_flop=1e-12, loss=1.0, greedy=2.0, metrics=1.0, checkpoint=0.5, beam=10.0)
+FOUND = Measurement(a_flop=1e-12, loss=1.0, greedy=2.0, metrics=1.0, checkpoint=0.5, beam=0.25)
 
 
 def run_of(tiny_options, **changes) -> Run:
@@ -128,15 +128,17 @@ def test_the_limit_that_comes_first_ends_the_run(tiny_options):
     # 60 s less a start of 2 and two evaluations of 4; a round of 30 updates and a pause takes 7.5: 6 rounds, 50 updates
     updates, why = run_of(tiny_options, minutes=1, epochs=9).last_update()
     assert why == "minutes" and updates == 6 * 30 + 30
+    assert run_of(tiny_options, minutes=0.081).last_update() == (28, "minutes")  # no evaluation was made, none is kept
+    assert run_of(tiny_options, minutes=0.101).last_update() == (30, "minutes")
     with pytest.raises(MetaphraseError, match="no end"):
         run_of(tiny_options).last_update()
     assert run_of(tiny_options, epochs=1, **{"evaluation.every": None}).every == 100
 
 
 def test_scoring_at_the_end(tiny_options):
-    assert plan.finish_seconds(run_of(tiny_options, max_updates=20), test=False) == 4
+    assert plan.finish_seconds(run_of(tiny_options, max_updates=20), tests=0) == 4
     several = run_of(tiny_options, **{"max_updates": 70, "optimizer.ema": 0.9})
-    assert plan.finish_seconds(several, test=True) == 3 * 4 + 10
+    assert plan.finish_seconds(several, tests=40) == 3 * 4 + 40 * 0.25
 
 
 @pytest.fixture(scope="module")
