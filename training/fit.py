@@ -16,6 +16,7 @@ from torch import nn
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.training.objective import Loss
+from metaphrase.training.together import is_out_of_memory
 
 SMALL, LARGE = 1024, 4096
 SHARE = 0.9
@@ -45,7 +46,9 @@ def largest_batch(model: nn.Module, loss: Loss, accelerator: Accelerator, *, lon
     model.train()
     try:
         small, large = attempt(SMALL), attempt(LARGE)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise MetaphraseError(f"A batch of {LARGE} tokens does not fit in memory; lower batches.tokens.") from error
     finally:
         model.zero_grad(set_to_none=True)

@@ -116,7 +116,8 @@ def add_up(accelerator: Accelerator, model: nn.Module) -> None:
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if portion and (_bytes(portion) > PORTION or portion[0].dtype != parameter.grad.dtype):
+            larger = _bytes([*portion, parameter.grad]) > PORTION
+            if portion and (larger or portion[0].dtype != parameter.grad.dtype):
                 _reduce(portion)
                 portion = []
             portion.append(parameter.grad)
@@ -125,6 +126,9 @@ def add_up(accelerator: Accelerator, model: nn.Module) -> None:
 
 
 def _reduce(tensors: list[torch.Tensor]) -> None:
+    if len(tensors) == 1 and tensors[0].is_contiguous():  # a large one: no copy
+        distributed.all_reduce(tensors[0])
+        return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     distributed.all_reduce(flat)
     for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):

@@ -121,6 +121,7 @@ def launch(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
             os.killpg(started.pid, signal.SIGKILL)
             output, _ = started.communicate(timeout=30)
             pytest.fail(f"no end within {limit} s:\n{output[-3000:]}")
+        assert "not the first one writes" not in output, output
         return subprocess.CompletedProcess(command, started.returncode, output)
 
     return run

@@ -95,6 +95,22 @@ def plant(faults: list[tuple[str, int, int]]) -> None:
     loop.add_share = faulty
 
 
+def watch(folder: str) -> None:
+    """Say so if a process that is not the first writes into the result folder."""
+    place = os.path.abspath(folder)
+
+    def hook(event: str, given: tuple) -> None:
+        writes = event in ("os.mkdir", "os.rename", "os.remove", "os.truncate", "shutil.rmtree")
+        writes |= (
+            event == "open" and isinstance(given[2], int) and bool(given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        )
+        if writes and isinstance(given[0], (str, os.PathLike)) and os.path.abspath(given[0]).startswith(place):
+            print(f"A process that is not the first one writes: {event} {given[0]}", flush=True)
+
+    if os.environ.get("RANK", "0") != "0":
+        sys.addaudithook(hook)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("options")
@@ -102,8 +118,10 @@ def main() -> int:
     parser.add_argument("--fault", nargs=3, action="append", default=[])
     arguments = parser.parse_args()
     plant([(kind, int(rank), int(call)) for kind, rank, call in arguments.fault])
+    options = read_options(arguments.options)
+    watch(str(options.output))
     try:
-        train(read_options(arguments.options), recipe_name="tiny", resume=arguments.resume)
+        train(options, recipe_name="tiny", resume=arguments.resume)
     except MetaphraseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2

@@ -185,12 +185,76 @@ def test_automatic_batches_are_found_and_kept(tiny_options, monkeypatch):
     assert train(options, recipe_name="tiny", resume=True) == folder
 
 
-def test_a_batch_that_does_not_fit_is_told():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_told(error):
     def loss(*_):
-        raise torch.OutOfMemoryError("out of memory")
+        raise error
 
     with pytest.raises(MetaphraseError, match="does not fit in memory"):
         largest_batch(torch.nn.Linear(2, 2), loss, Accelerator(cpu=True), longest=10, vocabulary=20)
+
+
+def starve(monkeypatch, updates: set[int]) -> None:
+    """The loss of these updates, counted from 1, finds no memory."""
+    honest, calls = loop.make_loss, [0]
+
+    def make(rdrop):
+        loss_of = honest(rdrop)
+        calls[0] += 1
+        number = calls[0]
+
+        def loss(*given):
+            if number in updates:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+            return loss_of(*given)
+
+        return loss
+
+    monkeypatch.setattr(loop, "make_loss", make)
+
+
+def test_an_update_without_memory_is_left_out_listed_and_told(tiny_options, monkeypatch, capsys):
+    starve(monkeypatch, {3, 5})
+    folder = train(tiny_options(max_updates=5), recipe_name="tiny")
+    log = records(folder, "training")
+    assert [record["update"] for record in log] == [1, 2, 3, 4, 5]
+    assert [record["out_of_memory"] for record in log] == [0, 0, 1, 2, 2]
+    assert [record["lr"] for record in log] == pytest.approx([3e-3 * update / 20 for update in range(1, 6)])
+    skipped = records(folder, "skipped")
+    assert [record["update"] for record in skipped] == [3, 4]
+    between = [log[2]["pairs"] - log[1]["pairs"], log[3]["pairs"] - log[2]["pairs"]]
+    made = len(skipped[0]["pairs"]) + len(skipped[1]["pairs"])
+    assert made < sum(between) and len({*skipped[0]["pairs"], *skipped[1]["pairs"]}) == made  # each pair by its number
+    said = capsys.readouterr().err
+    assert "Process 0 of 1 failed on a batch of" in said and "The update is left out (2 of at most 20)." in said
+    assert json.loads((folder / "results.json").read_text())["training"]["out_of_memory_updates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "message"), [(0, "^Process 0 of 1 failed on a batch"), (2, "^3 updates found no mem")]
+)
+def test_too_many_updates_without_memory_stop_the_run(tiny_options, monkeypatch, most, message):
+    starve(monkeypatch, set(range(5, 100)))
+    with pytest.raises(MetaphraseError, match=message + r".*Lower batches\.tokens"):
+        train(tiny_options(**{"batches.max_out_of_memory": most}), recipe_name="tiny")
+    assert (Path(tiny_options().output) / "checkpoints" / "checkpoint-4" / "manifest.json").exists()
+
+
+def test_a_batch_that_fails_is_named(tiny_options, monkeypatch):
+    def loss(*_):
+        raise IndexError("index 7 is out of range")
+
+    monkeypatch.setattr(loop, "make_loss", lambda rdrop: loss)
+    told = r"Process 0 of 1 failed on a batch of \d+ pairs x \d+ .*\(training pairs \d+.*\): IndexError: index 7"
+    with pytest.raises(MetaphraseError, match=told):
+        train(tiny_options(), recipe_name="tiny")
 
 
 def test_attention_health_is_in_the_log(tiny_options):

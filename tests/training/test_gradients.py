@@ -68,14 +68,22 @@ def pairs(seed: int, rows: int, longest: int) -> list[tuple[list[int], list[int]
     return [(side(), side()) for _ in range(rows)]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_real_models_gradient_does_not_depend_on_the_cut(config, smoothing):  # LOSS-GA, LOSS-DDP
+@pytest.mark.parametrize(
+    ("smoothing", "processes", "overlapped"),
+    [
+        (0.0, (), False),
+        (0.1, (2,), False),
+        pytest.param(0.1, (2, 3, 4), True, marks=pytest.mark.slow),  # DDP
+        pytest.param(0.1, (3, 4), False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_real_models_gradient_does_not_depend_on_the_cut(config, smoothing, processes, overlapped):
+    """LOSS-GA, LOSS-DDP"""
     config.label_smoothing = smoothing
     # unequal token counts, a last short batch, and an odd number of batches, so that one process gets a filling
-    checks = compare_cuts(
-        config, [pairs(1, 7, 12), pairs(2, 5, 3), pairs(3, 1, 20)], processes=(2,) if smoothing else ()
-    )
-    assert len(checks) == (5 if smoothing else 4)
+    batches = [pairs(1, 7, 12), pairs(2, 5, 3), pairs(3, 1, 20)]
+    checks = compare_cuts(config, batches, processes=processes, overlapped=overlapped)
+    assert len(checks) == 4 + len(processes)
     assert all(check.passed for check in checks), checks
     assert checks[0].norm > 0.1
 

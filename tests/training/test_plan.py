@@ -164,7 +164,7 @@ def test_many_gpus(material):
     assumed = Assumptions(launch=0.0)
     alone, few, many = (on_gpus(replace(options, epochs=2), found, config, n, assumed, None) for n in (1, 8, 64))
     assert alone["sending"] == 0 and alone["efficiency"] == pytest.approx(1)
-    assert few["sending"] == pytest.approx(costs.all_reduce_seconds(4 * costs.parameters(config), 8, 25e9))
+    assert few["sending"] == pytest.approx(costs.all_reduce_seconds(4 * costs.parameters(config), 8, 250e9))
     assert 1 > few["efficiency"] > many["efficiency"] > 0
     assert few["updates"] == 2 * eight.updates and few["tokens_an_update"] > 7 * alone["tokens_an_update"]
     assert not few["measured_speed"] and few["bound"] == "operations"
