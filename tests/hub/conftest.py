@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -119,20 +120,55 @@ def run_in_child(
     """
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
-    file = sys.modules[function.__module__].__file__
-    task = {"file": file, "function": function.__name__, "arguments": arguments, "blocked": blocked}
+    command = child_command(hub, folder, function, token, offline, home)
     done = subprocess.run(
-        [sys.executable, str(HERE / "child.py")],
-        input=json.dumps({**task, "answer": str(answer)}, default=str),
-        env=client_environment(hub.url, home or folder / "hf_home", token, offline),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_SECONDS,
+        **command, input=child_task(folder, function, arguments, blocked), timeout=WATCHDOG_SECONDS, capture_output=True
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, f"{function.__name__} failed in its process:\n{output[-6000:]}"
     return Answer(json.loads(answer.read_text(encoding="utf-8")), output)
+
+
+def kill_in_child(
+    hub: Hub, folder: Path, function: Callable[..., Any], /, *, when: Callable[[], bool], **arguments: Any
+) -> None:
+    """Call `function(**arguments)` in a new process, and end it with SIGKILL as soon as `when()` is true.
+
+    Raises AssertionError when the process ends before, TimeoutError when `when()` does not become true.
+    """
+    command = child_command(hub, folder, function, "hf_alice", False, None)
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(**command, **streams) as process:
+        try:
+            process.stdin.write(child_task(folder, function, arguments, ()))
+            process.stdin.close()
+            deadline = time.monotonic() + WATCHDOG_SECONDS
+            while not when():
+                assert process.poll() is None, f"{function.__name__} ended before it was to be killed"
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{function.__name__} did not come so far as to be killed")
+                time.sleep(0.05)
+        finally:
+            process.kill()
+
+
+def child_command(
+    hub: Hub, folder: Path, function: Callable[..., Any], token: str | None, offline: bool, home: Path | None
+) -> dict[str, Any]:
+    """Arguments of `subprocess.run` for a process that works in `folder` and knows only this Hub."""
+    return {
+        "args": [sys.executable, str(HERE / "child.py")],
+        "env": client_environment(hub.url, home or folder / "hf_home", token, offline),
+        "cwd": folder,
+        "text": True,
+    }
+
+
+def child_task(folder: Path, function: Callable[..., Any], arguments: dict[str, Any], blocked: tuple[str, ...]) -> str:
+    """What `child.py` reads."""
+    file = sys.modules[function.__module__].__file__
+    task = {"file": file, "function": function.__name__, "arguments": arguments, "blocked": blocked}
+    return json.dumps({**task, "answer": str(folder / "answer.json")}, default=str)
 
 
 @pytest.fixture
@@ -145,6 +181,12 @@ def run_client(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
 def client(run_client: Callable[..., Answer]) -> Callable[..., Any]:
     """`run_client`, for tests that want the value alone."""
     return lambda function, **options: run_client(function, **options).value
+
+
+@pytest.fixture
+def kill_client(hub: Hub, tmp_path: Path) -> Callable[..., None]:
+    """`kill_client(function, when=, **arguments)`."""
+    return partial(kill_in_child, hub, tmp_path)
 
 
 @pytest.fixture(scope="session")

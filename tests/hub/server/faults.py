@@ -24,7 +24,7 @@ class Fault:
     method: str
     path: str
     """Regular expression that is searched in the request's path."""
-    kind: Literal["status", "half_body", "drop_upload", "slow"]
+    kind: Literal["status", "half_body", "stalled_body", "drop_upload", "stalled_upload", "slow"]
     status: int = 500
     times: int = 1
     retry_after: int | None = None
@@ -90,13 +90,19 @@ class FaultInjector:
             raise ConnectionLost
         elif fault.kind == "half_body":
             await self.app(scope, receive, _half_body(send))
+        elif fault.kind == "stalled_body":
+            await self.app(scope, receive, _half_body(send, stall=fault.seconds))
+        elif fault.kind == "stalled_upload":
+            await receive()
+            await asyncio.sleep(fault.seconds)
+            raise ConnectionLost
         else:
             await asyncio.sleep(fault.seconds)
             await self.app(scope, receive, send)
 
 
-def _half_body(send: Send) -> Send:
-    """A `send` that announces the whole body, passes half of it on, and loses the connection."""
+def _half_body(send: Send, stall: float = 0.0) -> Send:
+    """A `send` that announces the whole body, passes half of it on, and after `stall` seconds loses the connection."""
     left = 0
 
     async def send_half(message: Message) -> None:
@@ -110,6 +116,7 @@ def _half_body(send: Send) -> Send:
         left -= len(body)
         await send({**message, "body": body, "more_body": True})
         if left <= 0:
+            await asyncio.sleep(stall)
             raise ConnectionLost
 
     return send_half
