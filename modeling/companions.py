@@ -152,19 +152,18 @@ def is_made(card: str) -> bool:
     return MADE_FROM_RESULTS in card or "This model card has been automatically generated" in card
 
 
-def portable_results(results: dict[str, Any]) -> dict[str, Any]:
-    """Results as they go along with a model: without the command and the place of the data, which are of one machine,
-    and without entries that are None or not a number."""
-    kept = {
-        key: portable_results(value) if isinstance(value, dict) else value
-        for key, value in results.items()
-        if value is not None and value == value and key != "command"
-    }
-    data = kept.get("data")
-    path = data.get("path") if isinstance(data, dict) else None
-    if path and (path.count("/") != 1 or os.path.exists(path) or path[0] in "./~"):
-        data["path"] = os.path.basename(path.rstrip("/"))
-    return kept
+def portable_results(value: Any) -> Any:
+    """Results as they go along with a model: without the command and the places of data, which are of one machine, and
+    without entries that are None or not a number."""
+    if isinstance(value, list):
+        return [portable_results(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = {key: item for key, item in value.items() if item is not None and item == item and key != "command"}
+    path = known.get("path")
+    if isinstance(path, str) and (path.count("/") != 1 or os.path.exists(path) or path[0] in "./~"):
+        known["path"] = os.path.basename(path.rstrip("/"))
+    return {key: portable_results(item) for key, item in known.items()}
 
 
 def portable_card(card: str) -> str:

@@ -95,10 +95,10 @@ def card_metadata(results: Mapping[str, Any]) -> ModelCardData:
     data = results.get("data") or {}
     languages = _languages(data)
     scores = list(_known_scores(results.get("test") or results.get("validation") or {}))
-    two = len(languages) == 2
+    two = len(languages) >= 2
     optional = {
         "language": languages,
-        "datasets": [data["path"]] if is_hub_id(data.get("path")) else [],
+        "datasets": list(dict.fromkeys(one["path"] for one in _corpora(data) if is_hub_id(one.get("path")))),
         "metrics": [metric for metric, _ in scores],
         "pipeline_tag": "translation" if two else None,
         **_licence(results.get("licence")),
@@ -166,6 +166,7 @@ def _data_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
     return _rows(
         ("corpus", _corpus_name(data.get("path"))),
         ("source, target", " → ".join(_one_line(data[side]) for side in ("source", "target") if data.get(side))),
+        ("further corpora", ", ".join(map(_further, data.get("more") or []))),
         ("training pairs", data.get("train_pairs")),
         ("pairs left out", left_out or ("none" if "dropped" in data else None)),
         ("validation pairs", data.get("validation_pairs")),
@@ -173,6 +174,11 @@ def _data_rows(results: Mapping[str, Any]) -> list[dict[str, str]]:
         ("tokenizer", tokenizer.get("kind")),
         ("vocabulary", tokenizer.get("vocab_size")),
     )
+
+
+def _further(corpus: Mapping[str, Any]) -> str:
+    sides = " → ".join(_one_line(corpus[side]) for side in ("source", "target") if corpus.get(side))
+    return f"{_one_line(_corpus_name(corpus.get('path')))}{sides and f' ({sides})'}"
 
 
 def _corpus_name(path: Any) -> Any:
@@ -227,9 +233,15 @@ def _licence(licence: Any) -> dict[str, str]:
     return {"license": known} if known in LICENCES.split() else {"license": "other", "license_name": _slug(licence)}
 
 
+def _corpora(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The main corpus, and further ones."""
+    return [data, *(data.get("more") or [])]
+
+
 def _languages(data: Mapping[str, Any]) -> list[str]:
-    """Language codes of the two sides, a region left off (`pt-BR` is `pt`); none where a side is not named by one."""
-    codes = [re.split(r"[-_]", str(data.get(side) or ""))[0].lower() for side in ("source", "target")]
+    """Language codes of the sides of all corpora, a region left off (`pt-BR` is `pt`); none for a side not named so."""
+    sides = [one.get(side) for one in _corpora(data) for side in ("source", "target")]
+    codes = [re.split(r"[-_]", str(side or ""))[0].lower() for side in sides]
     return list(dict.fromkeys(code for code in codes if _is_language(code)))
 
 

@@ -91,11 +91,13 @@ def describe(run: Run, final: MetaphraseForConditionalGeneration, progress: Prog
     options, accelerator = run.options, run.accelerator
     preset = options.model.get("preset", "base")
     best = run.judge.best(progress)
+    more = [{"path": one.path, "source": one.source, "target": one.target} for one in options.data.more]
     return {
         "data": {
             "path": options.data.path,
             "source": options.data.source,
             "target": options.data.target,
+            **({"more": more} if more else {}),
             "train_pairs": run.material.pairs or run.material.report.kept,
             "dropped": run.material.report.dropped,
             "validation_pairs": len(run.material.validation) if run.material.validation is not None else 0,

@@ -54,13 +54,14 @@ def without_unknown(value: Any) -> Any:
 
 
 def public_results(text: str) -> str:
-    """results.json for the Hub: no places, nothing null, and of a local corpus its name alone."""
+    """results.json for the Hub: no places, nothing null, and of local corpora their names alone."""
     results = without_places(without_unknown(json.loads(text)))
     if results.get("command"):
         results["command"] = public_command(json.loads(text)["command"])
     data = results.get("data") or {}
-    if data.get("path") and not is_hub_id(data["path"]):
-        data["path"] = _last_part(data["path"])
+    for corpus in (data, *data.get("more", [])):
+        if corpus.get("path") and not is_hub_id(corpus["path"]):
+            corpus["path"] = _last_part(corpus["path"])
     return json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

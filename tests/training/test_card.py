@@ -157,6 +157,16 @@ def test_a_folder_is_no_dataset_of_the_hub(tmp_path, monkeypatch):
     assert meta["model-index"][0]["results"][0]["dataset"] == {"name": "corpus", "type": "corpus", "split": "test"}
 
 
+def test_further_corpora_are_told():
+    more = [{"path": "alice/news", "source": "en", "target": "fr"}, {"path": "/srv/secret", "source": "en"}]
+    card = render_card({**RESULTS, "data": {**RESULTS["data"], "more": more}})
+    meta = front(card)
+    assert meta["language"] == ["en", "de", "fr"] and meta["pipeline_tag"] == "translation"
+    assert meta["datasets"] == ["bentrevett/multi30k", "alice/news"]
+    assert "| further corpora | alice/news (en → fr), secret (en) |" in card and "/srv" not in card
+    assert card_faults(card) == []
+
+
 def test_a_run_without_a_test_set_shows_validation(tmp_path):
     write_card(tmp_path, {**RESULTS, "test": None})
     card = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ def test_a_command_is_read_as_the_shell_reads_it():
 def test_results_hold_nothing_null_and_no_place():
     results = {
         "command": "metaphrase train x --data '/home/me/my data'",
-        "data": {"path": "deep/down/corpus", "dropped": {}},
+        "data": {"path": "deep/down/corpus", "dropped": {}, "more": [{"path": "some/deep/place", "source": "de"}]},
         "tokenizer": {"path": None},
         "test": {"bleu": {"score": float("nan")}, "chrf": {"score": 1.5}},
         "validation": None,
@@ -51,7 +51,7 @@ def test_results_hold_nothing_null_and_no_place():
     public = public_results(json.dumps(results))
     assert json.loads(public) == {
         "command": "metaphrase train x --data 'my data'",
-        "data": {"path": "corpus", "dropped": {}},
+        "data": {"path": "corpus", "dropped": {}, "more": [{"path": "place", "source": "de"}]},
         "tokenizer": {},
         "test": {"bleu": {}, "chrf": {"score": 1.5}},
     }
