@@ -23,6 +23,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.limits import check_limits
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training import costs
+from metaphrase.training.assumed import Assumptions
 from metaphrase.training.finish import hardware
 from metaphrase.training.judge import Judge
 from metaphrase.training.log import TrainLog
@@ -35,22 +36,6 @@ CACHED = 2.0
 """Seconds of reading above which the data are read again, to tell what a start from the cache takes."""
 DOUBLE = 8
 """Bytes of a float64, in which checkpoints are averaged."""
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What stands for machines that are not at hand."""
-
-    gpu_tflops: float = 312.0
-    """Peak of a GPU in 10^12 bfloat16 operations a second (A100: 312, H100: 989)."""
-    mfu: float = 0.3
-    """Part of that peak which training reaches."""
-    link: float = 25.0
-    """10^9 bytes a second that a GPU can send to another while it receives as many (200 Gbit/s: 25)."""
-    memory_bandwidth: float = 1500.0
-    """10^9 bytes a second between a GPU and its own memory, for clipping and Adam."""
-    launch: float = 5.0
-    """10^-6 seconds to start a piece of work on a GPU: a small batch takes no less than its pieces take to start."""
 
 
 @dataclass
@@ -325,40 +310,45 @@ def on_gpus(
     assumed: Assumptions,
     measured: Measurement | None,
 ) -> dict[str, Any]:
-    """The same arithmetic for N GPUs. Gradients travel in a ring after the backward pass; nothing overlaps.
+    """The same arithmetic for N GPUs.
 
     Args:
         measured: of a GPU like those, where one is at hand; else its speed is assumed.
     """
-    epoch = count_epoch(options, material, config, processes=gpus)
-    moved = (10 if options.optimizer.ema is not None else 8) * costs.FLOAT * costs.parameters(config)
-    a_flop = measured.a_flop if measured else 1 / (assumed.gpu_tflops * 1e12 * assumed.mfu)
-    step = measured.step if measured else moved / (assumed.memory_bandwidth * 1e9)
-    sending = costs.all_reduce_seconds(costs.gradient_bytes(config), gpus, assumed.link * 1e9) if gpus > 1 else 0.0
-    least = 0.0 if measured else options.batches.accumulation * costs.kernels(config) * assumed.launch * 1e-6
-    update = max(least, epoch.slowest_share / epoch.updates * a_flop) + sending + step
-    alone = count_epoch(options, material, config, processes=1)
-    alone_update = max(least, alone.slowest_share / alone.updates * a_flop) + step
-    alone_speed = alone.target_tokens / alone.updates / alone_update
-    speed = epoch.target_tokens / epoch.updates / update
-    run = Run(replace(options, minutes=None), epoch, update, Measurement(), 0.0)
+    ema, batches = options.optimizer.ema is not None, options.batches.accumulation
+    epochs = [count_epoch(options, material, config, processes=number) for number in (1, gpus)]
+    times = [
+        assumed.update(config, number, epoch.slowest_share / epoch.updates, batches, ema=ema)
+        for number, epoch in zip((1, gpus), epochs, strict=True)
+    ]
+    if measured is not None:
+        times = [
+            replace(
+                time, operations=epoch.slowest_share / epoch.updates * measured.a_flop, launches=0, step=measured.step
+            )
+            for time, epoch in zip(times, epochs, strict=True)
+        ]
+    alone, speed = (
+        epoch.target_tokens / epoch.updates / time.seconds for time, epoch in zip(times, epochs, strict=True)
+    )
+    epoch, update = epochs[1], times[1]
+    run = Run(replace(options, minutes=None), epoch, update.seconds, Measurement(), 0.0)
     ends = options.max_updates is not None or options.epochs is not None
     updates = run.last_update()[0] if ends else None
-    ema = options.optimizer.ema is not None
     return {
         "gpus": gpus,
         "assumptions": asdict(assumed),
         "measured_speed": measured is not None,
-        "update": update,
-        "sending": sending,
-        "bound": "launches" if least > epoch.slowest_share / epoch.updates * a_flop else "operations",
+        "update": update.seconds,
+        "sending": update.sending,
+        "bound": "launches" if update.launches > update.operations else "operations",
         "balance": epoch.flops / (gpus * epoch.slowest_share),
-        "efficiency": speed / (gpus * alone_speed),
+        "efficiency": speed / (gpus * alone),
         "tokens_per_second": speed,
         "tokens_an_update": epoch.target_tokens / epoch.updates,
         "updates_an_epoch": epoch.updates,
-        "epoch": epoch.updates * update,
+        "epoch": epoch.updates * update.seconds,
         "memory": costs.training_memory(config, *epoch.largest, running_mean=ema).peak,
         "updates": updates,
-        "seconds": updates * update if updates is not None else None,
+        "seconds": updates * update.seconds if updates is not None else None,
     }

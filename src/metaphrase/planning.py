@@ -23,7 +23,8 @@ USAGE = "metaphrase plan RECIPE [--data DIR] [--minutes M | --max_updates N | --
 ASSUMED = {
     "gpu_tflops": ("312", "peak of a GPU that is not at hand, 10^12 bfloat16 operations a second (A100: 312)"),
     "mfu": ("0.3", "part of that peak which training reaches (0.3)"),
-    "link": ("25", "10^9 bytes a second that a GPU sends to another (200 Gbit/s: 25)"),
+    "link": ("25", "10^9 bytes a second that a GPU sends to another machine (200 Gbit/s: 25)"),
+    "link_inside": ("250", "10^9 bytes a second that a GPU sends to another of its machine (NVLink: 250)"),
 }
 
 
@@ -219,7 +220,8 @@ def _gpu_rows(plan: Plan) -> Rows:
         rows.append(("", f"{found['updates']:,} updates in {span(found['seconds'])}, without evaluation", "assumed"))
     if found["bound"] == "launches":
         speed += f" but needs {assumed['launch']:.0f} µs for each piece of work, which is what takes the time here"
-    sent = f"gradients travel after the backward pass, in a ring of {assumed['link']:,.0f} GB/s"
+    link = assumed["link_inside" if found["gpus"] <= assumed["machine"] else "link"]
+    sent = f"gradients travel after the backward pass, in a ring of {link:,.0f} GB/s"
     rows.append(
         ("", f"{speed}; {sent}; a batch a GPU, so an update learns from {found['gpus']} times as much", "assumed")
     )
