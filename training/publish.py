@@ -39,6 +39,7 @@ from metaphrase.modeling.companions import (
 )
 from metaphrase.training.card import render_card
 from metaphrase.training.card_rules import card_faults
+from metaphrase.training.hub_answers import hub_answer
 from metaphrase.training.public import PUBLIC, public_card
 
 REQUIRED = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -280,7 +281,7 @@ def _sentence(error: BaseException, api: HfApi, repo_id: str) -> str:
         return f"{repo_id!r} is no name of a repo; it must be like owner/name"
     if isinstance(error, ValueError) and not isinstance(error, HfHubHTTPError):
         return " ".join(str(error).split())
-    answer = _hub_answer(error)
+    answer = hub_answer(error)
     if answer is not None:
         return _status_sentence(answer, repo_id)
     if isinstance(error, LocalTokenNotFoundError):
@@ -288,13 +289,6 @@ def _sentence(error: BaseException, api: HfApi, repo_id: str) -> str:
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and publishing needs the Hub"
     return f"the Hub at {api.endpoint} cannot be reached ({type(error).__name__})"
-
-
-def _hub_answer(error: BaseException | None) -> HfHubHTTPError | None:
-    """The answer of the Hub that `error` stands for; the client wraps those that come while a file goes up."""
-    while error is not None and not isinstance(error, HfHubHTTPError):
-        error = error.__cause__
-    return error
 
 
 def _status_sentence(answer: HfHubHTTPError, repo_id: str) -> str:

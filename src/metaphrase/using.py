@@ -179,8 +179,14 @@ def _load(model_name: str, device: str | None) -> tuple:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise MetaphraseError(f"device is {device}, but torch sees no GPU here")
     _no_loading_bar()
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_name, use_safetensors=True).to(place).eval()  # no pickles
-    return model, AutoTokenizer.from_pretrained(model_name)
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(model_name, use_safetensors=True)  # no pickles
+        tokenizer = AutoTokenizer.from_pretrained(model_name)
+    except (OSError, ValueError) as error:
+        from .training.hub_answers import loading_sentence
+
+        raise MetaphraseError(loading_sentence(error, model_name)) from None
+    return model.to(place).eval(), tokenizer
 
 
 def _no_loading_bar() -> None:

@@ -14,13 +14,24 @@ if TYPE_CHECKING:
 
 CODE = {path.name for path in (Path(__file__).parents[2] / "modeling").glob("[!_]*.py")} | {"presets.py"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
-WHOLE = {".gitattributes", "README.md", "config.json", "generation_config.json", "results.json", *CODE, *TOKENIZER}
+RECORDS = ("README.md", "results.json", "recipe.yaml", "train_log.jsonl")
+WHOLE = {".gitattributes", "config.json", "generation_config.json", *RECORDS, *CODE, *TOKENIZER}
 
 
 def make(folder: str) -> None:
     from tiny import save_tiny
 
+    from metaphrase.training.card import write_card
+
     save_tiny(folder)
+    place = "/home/me/secret place"
+    results = json.loads((Path(folder) / "results.json").read_text())
+    results["command"] = f"metaphrase train tiny --data '{place}/corpus' --output={place.replace(' ', '_')}/runs/tiny"
+    (Path(folder) / "results.json").write_text(json.dumps(results))
+    (Path(folder) / "recipe.yaml").write_text(f"data:\n  path: {place}/corpus\nseed: 1\n")
+    record = {"kind": "evaluation", "chrf": 1.5, "samples": [{"source": "a secret line"}]}
+    (Path(folder) / "train_log.jsonl").write_text(json.dumps(record) + "\n")
+    write_card(Path(folder), results)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +54,10 @@ def publish_all(folder: str) -> dict[str, Any]:
     api, lines = HfApi(), []
     found: dict[str, Any] = {"url": publish(folder, "alice/tiny", private=True, tell=lines.append), "told": lines}
     found["files"] = sorted(api.list_repo_files("alice/tiny"))
+    texts = {name: Path(api.hf_hub_download("alice/tiny", name)).read_text() for name in RECORDS}
+    found["secrets"] = sorted(name for name, text in texts.items() if "secret" in text or "/home" in text)
+    found["command"] = json.loads(texts["results.json"])["command"]
+    found["command on the card"] = found["command"] in texts["README.md"]
     found["private"] = api.model_info("alice/tiny").private
     found["titles"] = [commit.title for commit in api.list_repo_commits("alice/tiny")]
     card = ModelCard.load("alice/tiny").data
@@ -95,6 +110,8 @@ def test_a_published_repo_is_whole(client: Callable[..., Any], hub: Hub, result_
     assert found["card alone"] == f"{hub.url}/alice/tiny/discussions/2" and not found["main card"]
     assert found["told"] == ["not published: checkpoints/"]
     assert found["private"] is True
+    assert found["secrets"] == [] and found["command on the card"]
+    assert found["command"] == "metaphrase train tiny --data corpus --output=tiny"
     assert found["titles"] == ["Add the model card", "Upload model, tokenizer and code", "initial commit"]
     assert found["card"] == ["cc-by-nc-4.0", ["de", "en"], 12.5, 'tiny: a "test" model']
     for place in ("folder", "hub", "pushed"):
@@ -103,7 +120,38 @@ def test_a_published_repo_is_whole(client: Callable[..., Any], hub: Hub, result_
         assert all(name.startswith("model-0000") for name in shards[:-1])
         assert found[f"{place} in one file"] == ["model.safetensors"]
     assert found["newest weights"]
-    assert set(found["pushed"]) == {*whole}
+    assert set(found["pushed"]) == {*whole} - {"recipe.yaml", "train_log.jsonl"}
+
+
+def run_snippet(repo: str, number: int) -> str:
+    """What one of the Python snippets of the repo's card prints. It is copied from the card as a reader would."""
+    import contextlib
+    import io
+    import re
+
+    from huggingface_hub import hf_hub_download
+
+    card = Path(hf_hub_download(repo, "README.md")).read_text()
+    snippet = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[number]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(snippet, {})
+    return printed.getvalue()
+
+
+def publish_simply(folder: str, repo: str) -> None:
+    from metaphrase.training.publish import publish
+
+    publish(folder, repo, tell=lambda line: None)
+
+
+def test_the_snippets_of_a_card_run_as_they_stand(client: Callable[..., Any], result_folder: Path) -> None:
+    """With the package, and by the repo's own code; for a repo with an odd name."""
+    repo = "alice/Odd.name_1-x"
+    client(publish_simply, folder=result_folder, repo=repo)
+    ours = client(run_snippet, repo=repo, number=0, token=None)
+    alone = client(run_snippet, repo=repo, number=1, token=None, blocked=("metaphrase",))
+    assert ours.strip() and alone.strip()
+    assert "custom code" not in ours + alone  # the library asks whether it may run it
 
 
 def publish_badly(folder: str, kinds: list[str]) -> dict[str, Any]:
@@ -133,6 +181,8 @@ def try_bad(folder: str, kind: str, repo: str) -> list[Any]:
         shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
         (work / "model.safetensors").rename(work / shards["a"])
         (work / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    elif kind == "other weights":
+        (work / "results.json").write_text(json.dumps({"weights": "0" * 64, "test": {"chrf": {"score": 99.0}}}))
     elif kind == "no tokenizer":
         (work / "tokenizer_config.json").unlink()
     try:
@@ -154,6 +204,8 @@ BAD = {
     "model.safetensors.index.json names",
     "no tokenizer": "MetaphraseError: work is not a whole model, it has no tokenizer_config.json; save model and "
     "tokenizer there with save_pretrained",
+    "other weights": "MetaphraseError: work/results.json speaks of other weights than lie beside it; save the model "
+    "there with save_pretrained, or remove results.json and README.md",
     "foreign": "MetaphraseError: this token may not write to bob/theirs",
     "bad name": "MetaphraseError: 'alice/a/b' is no name of a repo; it must be like owner/name",
 }

@@ -96,9 +96,10 @@ def move_repo(request: Request, body: bytes) -> Response:
 def change_settings(request: Request, body: bytes) -> Response:
     with store_of(request).open(repo_of(request), user_of(request), write=True) as repository:
         wish = json.loads(body)
-        private = wish["private"] if "private" in wish else wish.get("visibility") == "private"
-        repository.set_private(private)
-    return JSONResponse({"private": private})
+        if "visibility" in wish:
+            wish["private"] = wish["visibility"] == "private"
+        repository.change_settings(**{name: wish[name] for name in ("private", "gated") if name in wish})
+        return JSONResponse(repository.settings)
 
 
 # Reading
@@ -119,7 +120,7 @@ def repo_info(request: Request, body: bytes) -> Response:
             "lastModified": _date(commit),
             "createdAt": _date(commit),
             "private": repository.private,
-            "gated": False,
+            "gated": repository.settings["gated"],
             "disabled": False,
             "downloads": 0,
             "likes": 0,

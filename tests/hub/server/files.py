@@ -25,6 +25,7 @@ LFS_JSON = "application/vnd.git-lfs+json"
 def resolve(request: Request, body: bytes) -> Response:
     """`GET` or `HEAD` of one file. Large files are answered at once, not by a redirect: see below."""
     with store_of(request).open(repo_of(request), user_of(request)) as repository:
+        store_of(request).require_admission(repository, user_of(request))
         commit = repository.resolve(request.path_params["revision"])
         entry = repository.entries(commit).get(request.path_params["path"])
         if entry is None:

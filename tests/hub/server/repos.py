@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dulwich.lfs import LFSPointer, LFSStore
 from dulwich.object_store import commit_tree_changes, iter_tree_contents
@@ -89,11 +89,17 @@ class HubRepository:
         self.large_files = LFSStore.from_repo(self.git, create=True)
 
     @property
-    def private(self) -> bool:
-        return bool(json.loads(self.settings_file.read_text())["private"])
+    def settings(self) -> dict[str, Any]:
+        """`private`, and `gated`: whether the owner admits each reader."""
+        kept = json.loads(self.settings_file.read_text()) if self.settings_file.exists() else {}
+        return {"private": False, "gated": False, **kept}
 
-    def set_private(self, private: bool) -> None:
-        self.settings_file.write_text(json.dumps({"private": private}))
+    @property
+    def private(self) -> bool:
+        return bool(self.settings["private"])
+
+    def change_settings(self, **changes: Any) -> None:
+        self.settings_file.write_text(json.dumps({**self.settings, **changes}))
 
     def resolve(self, revision: str) -> Commit:
         """The commit that a branch, tag, full reference or commit id names; 404 when none does."""
@@ -197,6 +203,11 @@ class RepositoryStore:
         finally:
             repository.git.close()
 
+    def require_admission(self, repository: HubRepository, user: User | None) -> None:
+        """Refuses the files of a gated repo to all but its owner; what is in it, everybody may know."""
+        if repository.settings["gated"] and (user is None or user.name != repository.id.namespace):
+            raise HubError(403 if user else 401, f"Access to {repository.id} is restricted", "GatedRepo")
+
     def require_owner(self, repo_id: RepoId, user: User | None) -> User:
         """`user`, if the repo's namespace is theirs and their token may write."""
         if user is None:
@@ -215,7 +226,7 @@ class RepositoryStore:
             folder.mkdir(parents=True)
             Repo.init(str(folder), default_branch=b"main").close()
             repository = HubRepository(repo_id, folder)
-            repository.set_private(private)
+            repository.change_settings(private=private)
             attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LARGE_SUFFIXES)
             changes = {".gitattributes": attributes.encode()}
             repository.write_commit("refs/heads/main", None, changes, "initial commit", owner.name)
