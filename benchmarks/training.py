@@ -117,12 +117,23 @@ def marian(vocabulary: int):
     return MarianMTModel(config)
 
 
-def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool) -> float:
-    """Seq2SeqTrainer with its own batches of so many sentences that a batch has 4,096 target tokens on average."""
+def ours(vocabulary: int, folder: Path):
+    """Our model of the same size."""
+    from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
+    from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
+
+    return MetaphraseForConditionalGeneration(MetaphraseConfig(vocab_size=vocabulary, **options(folder, 1).model))
+
+
+def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool = False, by_tokens: bool = False) -> float:
+    """Seq2SeqTrainer with its own batches of so many sentences that a batch has 4,096 target tokens on average, and
+    Marian; or `by_tokens` with our model and our batches."""
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
+    import metaphrase
+
     pairs, tokenizer = encoded_pairs(folder)
-    model = marian(len(tokenizer))
+    model = ours(len(tokenizer), folder) if by_tokens else marian(len(tokenizer))
     rows = [{"input_ids": list(map(int, s)), "labels": list(map(int, t))} for s, t in pairs[range(len(pairs))]]
     clock = {"tokens": 0, "start": 0.0, "end": 0.0}
 
@@ -132,10 +143,15 @@ def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool) -> float
             if state.global_step == WARM_UP:
                 clock["start"], clock["tokens"] = clock["end"], 0
 
-    class Counting(DataCollatorForSeq2Seq):
-        def __call__(self, features, return_tensors=None):
-            clock["tokens"] += sum(len(feature["labels"]) for feature in features)
-            return super().__call__(features, return_tensors)
+    collate = metaphrase.PairCollator() if by_tokens else DataCollatorForSeq2Seq(tokenizer, model=model)
+
+    def counting(features):
+        clock["tokens"] += sum(len(feature["labels"]) for feature in features)
+        return collate(features)
+
+    class TokenTrainer(Seq2SeqTrainer):
+        def get_train_dataloader(self):
+            return metaphrase.token_dataloader(self, tokens=TOKENS)
 
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder / "trainer"),
@@ -144,7 +160,7 @@ def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool) -> float
         learning_rate=2e-3,
         warmup_steps=1000,
         lr_scheduler_type="inverse_sqrt",
-        label_smoothing_factor=0.1,
+        label_smoothing_factor=0.0 if by_tokens else 0.1,  # our model smooths by itself
         adam_beta2=0.98,
         train_sampling_strategy="group_by_length" if grouped else "random",
         logging_steps=10,
@@ -153,11 +169,11 @@ def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool) -> float
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Seq2SeqTrainer(
+    trainer = (TokenTrainer if by_tokens else Seq2SeqTrainer)(
         model=model,
         args=arguments,
         train_dataset=rows,
-        data_collator=Counting(tokenizer, model=model),
+        data_collator=counting,
         callbacks=[Timer()],
     )
     trainer.train()
@@ -191,8 +207,9 @@ def train_marian_bare(folder: Path, updates: int) -> float:
 
 CONTENDERS = {
     OURS: train_metaphrase,
-    "Seq2SeqTrainer + Marian": functools.partial(train_seq2seq_trainer, grouped=False),
+    "Seq2SeqTrainer + Marian": train_seq2seq_trainer,
     "the same, grouped by length": functools.partial(train_seq2seq_trainer, grouped=True),
+    "Seq2SeqTrainer + ours, token batches": functools.partial(train_seq2seq_trainer, by_tokens=True),
     "Marian, bare loop, our batches": train_marian_bare,
 }
 

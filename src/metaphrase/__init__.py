@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .decoding.translate import translate
     from .modeling.modeling_metaphrase import MetaphraseForConditionalGeneration, MetaphraseModel
     from .recipes import read_recipe
+    from .training.data.token_batches import PairCollator, TokenBatchSampler, token_dataloader
     from .training.evaluate import score
     from .training.publish import publish
     from .training.publish_callback import PublishCallback
@@ -31,12 +32,15 @@ _HOMES = {
     "MetaphraseError": "configuration.errors",
     "MetaphraseForConditionalGeneration": "modeling.modeling_metaphrase",
     "MetaphraseModel": "modeling.modeling_metaphrase",
+    "PairCollator": "training.data.token_batches",
     "PublishCallback": "training.publish_callback",
     "RunOptions": "configuration.options",
+    "TokenBatchSampler": "training.data.token_batches",
     "TranslationPipeline": "decoding.pipeline",
     "publish": "training.publish",
     "read_recipe": "recipes",
     "score": "training.evaluate",
+    "token_dataloader": "training.data.token_batches",
     "train": "training.run",
     "translate": "decoding.translate",
 }
@@ -46,12 +50,15 @@ __all__ = [
     "MetaphraseError",
     "MetaphraseForConditionalGeneration",
     "MetaphraseModel",
+    "PairCollator",
     "PublishCallback",
     "RunOptions",
+    "TokenBatchSampler",
     "TranslationPipeline",
     "publish",
     "read_recipe",
     "score",
+    "token_dataloader",
     "train",
     "translate",
 ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -59,10 +57,7 @@ def test_LOSS_GA_accumulation(smoothing, accumulation, tmp_path):
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", work.__file__, str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
+    work.two_processes(work.__file__, output)
     return output
 
 

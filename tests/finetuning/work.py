@@ -6,6 +6,7 @@ processes and writes each variant's parameters.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,6 +97,20 @@ def trained(output: Path, smoothing: str, processes: int = 1, *, accumulation: i
     job.train()
     losses = [entry["loss"] for entry in job.state.log_history if "loss" in entry]
     return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}, losses
+
+
+def two_processes(script: str, output: Path, seconds: float = 300) -> None:
+    """Runs a file on two processes; a launcher that takes too long is asked to end, and its workers with it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", script, str(output)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said, _ = launcher.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()
+        said, _ = launcher.communicate(timeout=60)
+        raise AssertionError(f"not done after {seconds} s: {said[-3000:]}") from None
+    assert launcher.returncode == 0, said[-3000:]
 
 
 def main() -> None:
