@@ -9,14 +9,14 @@ It serves every encoder-decoder model with `generate`: this package's, Marian's,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from metaphrase.configuration.errors import MetaphraseError
@@ -62,8 +62,11 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         for name in ("max_source_tokens", "batch_tokens", "read_ahead"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise MetaphraseError(f"{name} is {value}; it must be 1 or more")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise MetaphraseError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+        texts = [] if self.prefix is None else [self.prefix] if isinstance(self.prefix, str) else self.prefix
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise MetaphraseError(f"prefix is {self.prefix!r}; it must be a text, or a list with a text for each input")
 
 
 OWN_FIELDS = frozenset(field.name for field in fields(PipelineOptions)) - {"search"}
@@ -90,12 +93,29 @@ class TranslationPipeline(Pipeline):
     _load_video_processor = False
     _load_feature_extractor = False
 
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> None:
+        """As the library's pipelines.
+
+        Raises:
+            MetaphraseError: model or tokenizer is not loaded, or an option is unknown.
+        """
+        if isinstance(model, str) or tokenizer is None:
+            raise MetaphraseError(
+                f"a TranslationPipeline needs a loaded model and its tokenizer; to load both by name: "
+                f'pipeline("{TASK}", model="owner/name")'
+            )
+        super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> Any:
         """Translates `inputs`.
 
         Raises:
             MetaphraseError: an option cannot be, an input is no string, or the tokenizer does not know a language.
         """
+        if isinstance(inputs, (bytes, Mapping, Set)) or not isinstance(inputs, (Iterable, Sized)):
+            raise MetaphraseError(
+                f"the input is {type(inputs).__name__}; give a text, a list or a dataset's column of texts, or a stream"
+            )
         options, search = self._options(kwargs)
         with_scores = search.num_return > 1 if options.return_scores is None else options.return_scores
 
@@ -123,7 +143,8 @@ class TranslationPipeline(Pipeline):
         """Texts to their best translations, in order."""
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise MetaphraseError(f"input {number + 1} is {type(text).__name__}, not text")
+                hint = "; give one column of the dataset" if isinstance(text, Mapping) else ""
+                raise MetaphraseError(f"input {number + 1} is {type(text).__name__}, not text{hint}")
         prefixes = [options.prefix or ""] * len(texts) if _is_one(options.prefix) else list(options.prefix)
         if len(prefixes) != len(texts):
             raise MetaphraseError(f"there are {len(prefixes)} prefixes for {len(texts)} inputs")

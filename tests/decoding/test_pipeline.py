@@ -220,7 +220,10 @@ def test_the_task_name_works_in_the_library(
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return is 3, and a search with num_beams 2"),
         ({"prefix": ["a"]}, "there are 1 prefixes for 2 inputs"),
         ({"src_lang": "de"}, "src_lang is 'de', and the model's tokenizer knows no languages"),
-        ({"read_ahead": 0}, "read_ahead is 0; it must be 1 or more"),
+        ({"read_ahead": 0}, "read_ahead is 0; it must be a whole number, 1 or more"),
+        ({"batch_tokens": "64"}, "batch_tokens is '64'; it must be a whole number, 1 or more"),
+        ({"prefix": 3}, "prefix is 3; it must be a text, or a list with a text for each input"),
+        ({"prefix": [None, "a"]}, "it must be a text, or a list with a text for each input"),
     ],
 )
 def test_mistakes_are_told(translator: TranslationPipeline, call: dict[str, Any], sentence: str) -> None:
@@ -233,6 +236,21 @@ def test_an_input_that_is_no_text_is_told(translator: TranslationPipeline) -> No
         translator(["a", 3])
     with pytest.raises(MetaphraseError, match="input 1 is dict, not text"):
         list(translator(iter([{"de": "a"}])))
+    with pytest.raises(MetaphraseError, match="input 1 is dict, not text; give one column of the dataset"):
+        translator(Dataset.from_dict({"de": ["a"]}))
+
+
+@pytest.mark.parametrize("thing", [None, 3, b"text", {"de": "a"}, {"a", "b"}])
+def test_what_is_no_input_at_all_is_told(translator: TranslationPipeline, thing: Any) -> None:
+    """A dictionary's keys would be translated, a set has no order, and bytes are numbers."""
+    with pytest.raises(MetaphraseError, match=f"the input is {type(thing).__name__}; give a text, a list or"):
+        translator(thing)
+
+
+def test_a_model_that_is_not_loaded_is_told(model: PreTrainedModel) -> None:
+    for arguments in ({"model": "owner/name"}, {"model": model}):
+        with pytest.raises(MetaphraseError, match=r'needs a loaded model and its tokenizer; .* model="owner/name"'):
+            TranslationPipeline(**arguments)
 
 
 # Models that were not written here
