@@ -10,6 +10,9 @@ log, checkpoints are the engine's own. Memory is the process's resident set, whi
 
 To save time only so many distinct pairs are made up; they are put after themselves, in the text files where the corpus
 is streamed (so that all are read and tokenized), else in the cache.
+
+With `--minutes M` the epoch is cut into pieces of about so long, each a process of its own that goes on where it was,
+for a machine that is not to be held for longer; `--step prepare`, `measure` (one piece) and `record` do a part each.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,8 +32,9 @@ import numpy as np
 from common import keep, machine
 
 LINES = 100_000
-REAL = 200
+REAL = 50
 """Updates with a real forward and backward pass, before the others."""
+TOKENS = 4096
 
 
 def make_up(folder: Path, pairs: int, copies: int) -> None:
@@ -78,53 +83,72 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def epoch(folder: Path, pairs: int, streaming: bool, updates: int | None) -> None:
-    """An epoch of `train`, or its first updates; a JSON line a stage."""
-    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started()
-    import torch
-
+def run_options(folder: Path, streaming: bool):
+    """A tiny model over the corpus."""
     from metaphrase.configuration.options import DataOptions, RunOptions
-    from metaphrase.training import loop
-    from metaphrase.training.run import train
 
-    options = RunOptions(output=str(folder / "run"), trackers=[], threads=1, log_every=1000, max_updates=updates)
+    options = RunOptions(output=str(folder / "run"), trackers=[], threads=1, log_every=1000, epochs=1.0)
     options.data = DataOptions(str(folder), source="xx", target="yy", test=None, streaming=streaming)
     options.model = {"preset": "base", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1}
     options.model |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     options.model |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
-    options.epochs = 1.0 if updates is None else None
+    options.batches.tokens = TOKENS
+    known = sorted((folder.parent / "arrow" / "cache").glob("tokenizer-*"))
+    if streaming and known:  # the same first pairs give the same tokenizer: no need to train it twice
+        options.tokenizer.path = str(known[0])
     options.evaluation.every, options.evaluation.metrics = 10**9, []
-    options.checkpoints.every, options.checkpoints.keep_best = 5000, 1
-    honest, calls, told = loop.add_share, 0, 0
+    options.checkpoints.every, options.checkpoints.keep_best = 2000, 1
+    return options
+
+
+def epoch(folder: Path, pairs: int, streaming: bool, updates: int | None, minutes: float | None) -> None:
+    """An epoch of `train`, or a part of it; a JSON line a stage."""
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started()
+    import torch
+
+    from metaphrase.training import loop
+    from metaphrase.training.run import train
+
+    options = run_options(folder, streaming)
+    options.max_updates, options.minutes = updates, None
+    honest, update, calls, told = loop.add_share, loop.make, 0, 0
     twentieth = pairs // 20
 
     def tell(stage: str, **facts: object) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         memory = {"resident_mb": round(resident()), "peak_mb": round(peak)}
         print(json.dumps({"stage": stage, "seconds": round(time.time() - began, 1), **facts, **memory}), flush=True)
 
-    def share(accelerator, model, update, tokens, loss_of):
+    def made(task, progress, *rest):
         nonlocal calls, told
-        calls += 1
-        if calls == 2:
-            tell("first update done")
+        outcome = update(task, progress, *rest)
+        calls, seen = calls + 1, task.stream.position.seen
+        if calls == 1:
+            told = seen // twentieth
+            tell("first update done", pairs=seen)
         if calls == REAL:
             tell("real updates done", updates=REAL)
-        seen = sum(map(len, update.pairs)) + share.pairs
-        share.pairs = seen
         if seen // twentieth > told:
             told = seen // twentieth
-            tell("epoch", twentieths=told, updates=calls, pairs=seen)
-        if calls <= REAL:
-            return honest(accelerator, model, update, tokens, loss_of)
+            tell("epoch", twentieths=told, pairs=seen, updates=progress.updates)
+        if minutes is not None and time.time() - began > 60 * minutes:
+            os.kill(os.getpid(), signal.SIGTERM)  # the run saves, and says how to go on
+        return outcome
+
+    def share(accelerator, model, *rest):
+        if calls < REAL:
+            return honest(accelerator, model, *rest)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         return torch.zeros((), dtype=torch.float64)
 
-    share.pairs = 0
-    loop.add_share = share
-    train(options, recipe_name="large")
-    tell("end", updates=calls, pairs=share.pairs)
+    loop.add_share, loop.make = share, made
+    try:
+        train(options, recipe_name="large", resume=(folder / "run").exists())
+    except KeyboardInterrupt:
+        tell("stopped")
+    else:
+        tell("end", updates_here=calls)
 
 
 def _started() -> float:
@@ -134,9 +158,8 @@ def _started() -> float:
 
 
 def run(arguments: argparse.Namespace, *more: str) -> list[dict]:
-    """The epoch in a process of its own; what it told."""
-    shutil.rmtree(arguments.folder / "run", ignore_errors=True)
-    words = ["--folder", str(arguments.folder), "--pairs", str(arguments.pairs), "--child", *more]
+    """A part of the epoch in a process of its own; what it told."""
+    words = ["--folder", str(arguments.folder), "--pairs", str(arguments.pairs), "--step", "child", *more]
     setting = {**os.environ, "METAPHRASE_CACHE": str(arguments.folder / "cache"), "OMP_NUM_THREADS": "1"}
     facts = []
     command = [sys.executable, __file__, *words, *(["--streaming"] if arguments.streaming else [])]
@@ -150,43 +173,69 @@ def run(arguments: argparse.Namespace, *more: str) -> list[dict]:
     return facts
 
 
+def prepare(arguments: argparse.Namespace) -> None:
+    """The corpus and its cache."""
+    copies = max(1, arguments.pairs // arguments.distinct)
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    make_up(arguments.folder, arguments.pairs // copies, copies if arguments.streaming else 1)
+    (arguments.folder / "first.json").write_text(json.dumps(run(arguments, "--updates", "3")))
+    if not arguments.streaming:
+        enlarge(arguments.folder / "cache", copies)
+    shutil.rmtree(arguments.folder / "run")
+
+
+def measure(arguments: argparse.Namespace) -> bool:
+    """A piece of the epoch, put beside the others; whether it was the last."""
+    facts = run(arguments, *(["--minutes", str(arguments.minutes)] if arguments.minutes else []))
+    with (arguments.folder / "pieces.jsonl").open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+    return facts[-1]["stage"] == "end"
+
+
+def record(arguments: argparse.Namespace) -> None:
+    """All pieces as a dated record."""
+    pieces = [json.loads(line) for line in (arguments.folder / "pieces.jsonl").read_text().splitlines()]
+    facts = [fact for piece in pieces for fact in piece]
+    command = f"python benchmarks/large_corpus.py --folder FOLDER --pairs {arguments.pairs}"
+    command += f" --distinct {arguments.distinct}" + (f" --minutes {arguments.minutes}" if arguments.minutes else "")
+    by_twentieth = {fact["twentieths"]: fact["resident_mb"] for fact in facts if fact["stage"] == "epoch"}
+    whole = {
+        "machine": machine(1),
+        "command": command + (" --streaming" if arguments.streaming else ""),
+        "pairs": arguments.pairs,
+        "batch_tokens": TOKENS,
+        "first_start": json.loads((arguments.folder / "first.json").read_text()),
+        "pieces": pieces,
+        "summary": {
+            "seconds_to_the_first_update": [f["seconds"] for f in facts if f["stage"] == "first update done"],
+            "highest_resident_mb": max(fact["peak_mb"] for fact in facts),
+            "resident_mb_by_twentieth": by_twentieth,
+        },
+    }
+    print(json.dumps(whole["summary"]))
+    print(f"Kept in {keep('large-corpus-' + ('streamed' if arguments.streaming else 'arrow'), whole)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10_000_000)
     parser.add_argument("--distinct", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--streaming", action="store_true", help="the corpus is streamed, not read into the cache")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, help="cut the epoch into pieces of so long")
+    parser.add_argument("--step", choices=("all", "prepare", "measure", "record", "child"), default="all")
     parser.add_argument("--updates", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        return epoch(arguments.folder, arguments.pairs, arguments.streaming, arguments.updates)
-    copies = max(1, arguments.pairs // arguments.distinct)
+    if arguments.step == "child":
+        return epoch(arguments.folder, arguments.pairs, arguments.streaming, arguments.updates, arguments.minutes)
     arguments.folder /= "streamed" if arguments.streaming else "arrow"
-    shutil.rmtree(arguments.folder, ignore_errors=True)
-    make_up(arguments.folder, arguments.pairs // copies, copies if arguments.streaming else 1)
-    first = run(arguments, "--updates", "3")
-    if not arguments.streaming:
-        enlarge(arguments.folder / "cache", copies)
-    measured = run(arguments)
-    kind = "streamed" if arguments.streaming else "arrow"
-    name = f"large-corpus-{kind}"
-    command = f"python benchmarks/large_corpus.py --folder FOLDER --pairs {arguments.pairs}"
-    command += f" --distinct {arguments.distinct}"
-    record = {
-        "machine": machine(1),
-        "command": command + (" --streaming" if arguments.streaming else ""),
-        "pairs": arguments.pairs,
-        "first_start_with_the_distinct_pairs": first,
-        "from_the_cache": measured,
-        "summary": {
-            "seconds_to_the_first_update": next(f["seconds"] for f in measured if f["stage"] == "first update done"),
-            "highest_resident_mb": max(fact["peak_mb"] for fact in measured),
-            "resident_mb_by_twentieth": [fact["resident_mb"] for fact in measured if fact["stage"] == "epoch"],
-        },
-    }
-    print(json.dumps(record["summary"]))
-    print(f"Kept in {keep(name, record)}")
+    if arguments.step in ("all", "prepare"):
+        prepare(arguments)
+    if arguments.step in ("all", "measure"):
+        while not measure(arguments) and arguments.step == "all":
+            pass
+    if arguments.step in ("all", "record"):
+        record(arguments)
     return None
 
 

@@ -14,6 +14,8 @@ import pytest
 from metaphrase.training.run import train
 
 ADDRESSES = ("10.97.53.1", "10.97.53.2")
+MEETING = [("--rdzv_conf", f"is_host={first}") for first in ("true", "false")]
+"""The first host keeps the meeting place: torchrun would guess it from the host's name, which both share here."""
 
 
 def ip(*words: str) -> subprocess.CompletedProcess:
@@ -44,12 +46,14 @@ def hosts() -> Iterator[list[str]]:
             ip("netns", "del", name)
 
 
-def two_launches(launch, options, port: int, address: str, *, before=((), ()), environment=({}, {}), more=()) -> list:
+def two_launches(
+    launch, options, port: int, address: str, *, before=((), ()), environment=({}, {}), more=((), ())
+) -> list:
     """One process a machine; both must end well."""
 
     def machine(rank: int) -> subprocess.CompletedProcess:
         where = ("--num_machines", "2", "--machine_rank", str(rank), "--main_process_ip", address)
-        where = (*where, "--main_process_port", str(port), *more)
+        where = (*where, "--main_process_port", str(port), *more[rank])
         return launch(options, 2, machines=where, before=before[rank], environment=environment[rank], name=str(rank))
 
     with ThreadPoolExecutor(2) as pool:
@@ -81,7 +85,7 @@ def test_two_hosts_meet_over_a_network(still_options, launch, hosts, assert_same
         ADDRESSES[0],
         before=[("ip", "netns", "exec", name) for name in hosts],
         environment=[{"GLOO_SOCKET_IFNAME": f"{name}v", "TP_SOCKET_IFNAME": f"{name}v"} for name in hosts],
-        more=("--rdzv_backend", rendezvous),
+        more=[("--rdzv_backend", rendezvous, *(c10d if rendezvous == "c10d" else ())) for c10d in MEETING],
     )
     assert len(launched) == 2
     alone = still_options("alone", **{"batches.accumulation": 2})

@@ -25,7 +25,7 @@ def test_killed_again_and_again(tiny_options, tmp_path, kills):
     script = Path(__file__).with_name("kill_trainer.py")
     result = subprocess.run(
         [sys.executable, script, tmp_path / "options.json", str(kills), "3"],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=max(600, 40 * kills), check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout.splitlines()[-1])

@@ -114,6 +114,14 @@ def test_it_goes_on_with_another_number_of_processes_and_another_budget():
     assert len(end.position.legs) == 2 and end.epochs == 1.0
 
 
+def test_the_hash_of_a_run_holds_all_its_pairs_from_the_first_on():
+    stream, digest = Stream(Made(), tokens=48, seed=7, accumulation=2), ""
+    for update in itertools.islice(stream, 5):
+        for batch in update.pairs:
+            digest = chain(digest, batch)
+        assert stream.position.digest == digest
+
+
 def test_the_hash_knows_order_and_content():
     assert chain("", np.array([1, 2])) != chain("", np.array([2, 1])) != chain("", np.array([1, 2, 3]))
     assert chain(chain("", np.array([1])), np.array([2])) != chain(chain("", np.array([2])), np.array([1]))

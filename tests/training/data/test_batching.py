@@ -128,6 +128,15 @@ def test_a_run_goes_on_with_other_processes_and_other_budgets(lengths, data):
     assert sorted(seen + rest.order.tolist()) == list(range(len(lengths)))
 
 
+def test_a_larger_budget_brings_the_pairs_that_the_smaller_one_had_no_room_for():
+    lengths = np.array([3, 4, 50, 5, 6, 40])
+    before = plan_epoch(lengths, lengths, tokens=16, seed=1, epoch=0)
+    assert sorted(before.too_long) == [2, 5]
+    done = int(before.starts[1])
+    rest = plan_epoch(lengths, lengths, tokens=60, seed=1, epoch=0, legs=[(16, done)])
+    assert sorted(before.order[:done].tolist() + rest.order.tolist()) == list(range(6)) and not len(rest.too_long)
+
+
 def test_a_position_between_batches_only():
     plan = plan_epoch(*made_up(300), tokens=120, seed=1, epoch=0)
     assert plan.batch_at(0) == 0
