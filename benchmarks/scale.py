@@ -20,6 +20,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -188,13 +189,14 @@ def expected(work: str, size: Size) -> dict[str, float]:
     return {"flops": rows * costs.decoding_flops(config, length, length, size.beams), "bytes": copies + cache}
 
 
-def run_axis(axis: str, sizes: tuple[int, ...], repeats: int, device: torch.device) -> dict[str, list[dict[str, Any]]]:
+def run_axis(axis: str, quick: bool, repeats: int, device: torch.device) -> dict[str, list[dict[str, Any]]]:
     """All points of an axis."""
+    sizes, base = (QUICK[axis], Size(8, 500, 64)) if quick else (AXES[axis], Size())
     series: dict[str, list[dict[str, Any]]] = {}
     for work in ("training", "decoding")[2 - WORKS[axis] :]:
         series[work] = []
         for value in sizes:
-            size = replace(Size(), **{axis: value})
+            size = replace(base, **{axis: value})
             point = {"size": value, **in_fork(work, size, repeats, device), "expected": expected(work, size)}
             series[work].append(point)
             rate = point["expected"]["flops"] / point["seconds"] / 1e9
@@ -285,15 +287,16 @@ def record(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     name = "scale" if device.type == "cpu" else f"scale-{device.type}"
-    name += "-quick" if arguments.quick else ""
     facts = machine(torch.get_num_threads())
     path = RESULTS / f"{facts['date'][:10]}-{name}.json"
+    if arguments.quick:
+        path = Path(tempfile.mkdtemp(prefix="metaphrase-bench-")) / path.name
     axes = json.loads(path.read_text())["axes"] if path.exists() else {}
     for axis in arguments.axes:
-        axes[axis] = run_axis(axis, (QUICK if arguments.quick else AXES)[axis], arguments.repeats, device)
+        axes[axis] = run_axis(axis, arguments.quick, arguments.repeats, device)
     axes = {axis: axes[axis] for axis in AXES if axis in axes}
     command = " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]])
-    peak = gemm_peak(torch.get_num_threads()) if device.type == "cpu" else None
+    peak = gemm_peak(torch.get_num_threads(), seconds=0.1 if arguments.quick else 1.0)
     return keep(
         name, {"machine": facts, "command": command, "gemm_peak": peak, "base": asdict(Size()), "axes": axes}
     ), axes
