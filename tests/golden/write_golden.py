@@ -1,13 +1,14 @@
 """Writes the golden repositories of this version: `python tests/golden/write_golden.py`, once a release.
 
-Each is a whole small model as `save_pretrained` leaves it, with what it answered when it was written. Later versions
+Each is a whole small model as `save_pretrained` leaves it, its code among it, with what it answered when
+written. Later versions
 must load it, with the package and by the repository's own code, and give the same answers. A golden repository is never
 written again: a change that breaks it breaks the models that people have shared.
 
 | folder  | is                                                                                     |
 |---------|----------------------------------------------------------------------------------------|
-| paper   | the paper's layout: post-norm, sinusoids, one embedding matrix; with its code          |
-| learned | pre-norm, learned positions, four matrices of its own, own head sizes; without code    |
+| paper   | the paper's layout: post-norm, sinusoids, one embedding matrix                         |
+| learned | pre-norm, learned positions, four matrices of its own, own head sizes                  |
 """
 
 from __future__ import annotations
@@ -97,9 +98,6 @@ def write(folder: Path, fields: dict[str, Any]) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "expected.json").write_text(json.dumps(answers(model, tokenizer)) + "\n", encoding="utf-8")
-    if fields:
-        for code in folder.glob("*.py"):
-            code.unlink()
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ def keep_scale(like: torch.Tensor, p: float) -> torch.Tensor:
     words = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
     draws = words.view(torch.int16)[:count].view(like.shape)  # each of -2^15 … 2^15 - 1 equally often
     dropped = round(p * 2**BITS)
-    return (draws >= dropped - 2 ** (BITS - 1)).to(like.dtype).mul_(2**BITS / (2**BITS - dropped))
+    kept = torch.ge(draws, dropped - 2 ** (BITS - 1), out=torch.empty_like(like))  # 1 or 0, with no boolean between
+    return kept.mul_(2**BITS / (2**BITS - dropped))
 
 
 class _DropoutFromBits(torch.autograd.Function):

@@ -75,8 +75,8 @@ def linear_cross_entropy_per_token(
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of losses. The gradient is made in the forward pass, a chunk of positions at a time.
 
-    With E = exp(z - max z) and Z = sum E a row, p = E / Z and d loss / d z = p - q, so that
-        d loss / d h = (E W) / Z - q W        d loss / d W = E^T (h / Z) - q^T h
+    With p = softmax(z) a row, d loss / d z = p - q, so that
+        d loss / d h = p W - q W        d loss / d W = p^T h - q^T h
     where q W and q^T h need no product: q is one entry a row, and the same small share for every other entry.
     """
 
@@ -95,17 +95,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = nn.functional.linear(h, weight).float()
             at_target = logits.gather(1, y.unsqueeze(1))
             highest = logits.amax(-1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            z = exponentials.sum(-1, keepdim=True)
-            loss = highest + z.log() - rest * at_target - share * (h.float() @ weight_sum).unsqueeze(1)
+            p = torch.softmax(logits, -1, out=logits)
+            log_z = highest - p.amax(-1, keepdim=True).log()  # the highest entry of p is 1 / Z of exp(z - highest)
+            loss = log_z - rest * at_target - share * (h.float() @ weight_sum).unsqueeze(1)
             total += loss.masked_fill(~counted, 0.0).sum()
             if not wants_grad:
                 continue
-            exponentials = exponentials.to(h.dtype)
-            expected = (exponentials @ weight).float() / z  # p W, and q W below
+            p = p.to(h.dtype)
+            expected = (p @ weight).float()  # p W, and q W below
             grad_h.copy_((expected - share * weight_sum - rest * weight[y].float()) * counted)
             h = h.float() * counted
-            grad_weight += exponentials.t() @ (h / z).to(exponentials.dtype)
+            _add_product(grad_weight, p.t(), h)
             grad_weight -= share * h.sum(0)
             grad_weight.index_add_(0, y, h, alpha=-rest)
         if wants_grad:
@@ -127,3 +127,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _split(tensor: torch.Tensor | None, like: torch.Tensor, rows: int) -> tuple:
     """Views of `tensor` a chunk at a time, or as many Nones as `like` has chunks."""
     return tensor.split(rows) if tensor is not None else (None,) * len(like.split(rows))
+
+
+def _add_product(to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """to += a b, in place where the types allow it: a temporary of the size of `to` costs as much as the product."""
+    if a.dtype == to.dtype:
+        to.addmm_(a, b)
+    else:
+        to += a @ b.to(a.dtype)
