@@ -57,6 +57,7 @@ lint: $(VENV)/test.stamp
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/python benchmarks/training.py $(ARGS)
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -128,6 +128,7 @@ def ours(vocabulary: int, folder: Path):
 def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool = False, by_tokens: bool = False) -> float:
     """Seq2SeqTrainer with its own batches of so many sentences that a batch has 4,096 target tokens on average, and
     Marian; or `by_tokens` with our model and our batches."""
+    import torch
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
     import metaphrase
@@ -167,7 +168,8 @@ def train_seq2seq_trainer(folder: Path, updates: int, *, grouped: bool = False, 
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
     )
     trainer = (TokenTrainer if by_tokens else Seq2SeqTrainer)(
         model=model,
@@ -187,21 +189,27 @@ def train_marian_bare(folder: Path, updates: int) -> float:
     from metaphrase.training.data.batching import collate, plan_epoch
 
     pairs, tokenizer = encoded_pairs(folder)
-    model = marian(len(tokenizer)).train()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = marian(len(tokenizer)).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
     plan = plan_epoch(pairs.source_lengths, pairs.target_lengths, tokens=TOKENS, seed=1, epoch=0)
     tokens, start = 0, 0.0
     for update in range(updates):
         if update == WARM_UP:
             tokens, start = 0, time.perf_counter()
-        batch = collate(pairs[plan[update % len(plan)]])
-        logits = model(**batch, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1)
+        batch = {name: tensor.to(device) for name, tensor in collate(pairs[plan[update % len(plan)]]).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(**batch, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), batch["labels"].flatten(), label_smoothing=0.1
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         tokens += int((batch["labels"] != -100).sum())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return tokens / (time.perf_counter() - start)
 
 
