@@ -256,10 +256,14 @@ class Run:
         ends: list[tuple[int, str]] = []
         if self.options.max_updates is not None:
             ends.append((self.options.max_updates, "max_updates"))
-        if self.options.epochs is not None:
+        if self.options.epochs is not None and self.epoch.whole:
             ends.append((math.ceil(self.options.epochs * self.epoch.updates), "epochs"))
         if self.options.minutes is not None:
             ends.append((self._within(60 * self.options.minutes - self.start), "minutes"))
+        if not ends and self.options.epochs is not None:
+            raise MetaphraseError(
+                "How long a pass over a stream is, is not known before it: set max_updates or minutes."
+            )
         if not ends:
             raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
         return min(ends)
@@ -333,7 +337,7 @@ def on_gpus(
     )
     epoch, update = epochs[1], times[1]
     run = Run(replace(options, minutes=None), epoch, update.seconds, Measurement(), 0.0)
-    ends = options.max_updates is not None or options.epochs is not None
+    ends = options.max_updates is not None or (options.epochs is not None and epoch.whole)
     updates = run.last_update()[0] if ends else None
     return {
         "gpus": gpus,

@@ -135,6 +135,20 @@ def test_the_limit_that_comes_first_ends_the_run(tiny_options):
     assert run_of(tiny_options, epochs=1, **{"evaluation.every": None}).every == 100
 
 
+def test_a_stream_has_no_known_length(tiny_options):
+    changes = {"data.streaming": True, "data.window": 40, "data.test": None, "evaluation.every": 5}
+    planned = make_plan(tiny_options(**changes), recipe_name="toy", seconds=0.1)
+    assert not planned.epoch.whole and 0 < planned.epoch.pairs <= 40
+    assert planned.end["updates"] == 12 and planned.tests == 0
+    with pytest.raises(MetaphraseError, match="a stream is, is not known"):
+        Run(tiny_options(max_updates=None, epochs=2), replace(EPOCH, whole=False), 0.1, FOUND, 2.0).last_update()
+
+
+def test_batches_of_what_fits(tiny_options):
+    planned = make_plan(tiny_options(**{"batches.tokens": "auto"}), recipe_name="toy", seconds=0.1)
+    assert planned.batch_tokens >= 1024 and planned.epoch.updates >= 1
+
+
 def test_scoring_at_the_end(tiny_options):
     assert plan.finish_seconds(run_of(tiny_options, max_updates=20), tests=0) == 4
     several = run_of(tiny_options, **{"max_updates": 70, "optimizer.ema": 0.9})
