@@ -4,6 +4,7 @@ fixtures is one such process."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,7 @@ def load_without_package(folder: str) -> dict[str, Any]:
         tokenizer.save_pretrained(name)
         found[f"saved, {size}"] = fingerprint(*load(name))
     found["files"] = sorted(path.name for path in Path("again").iterdir())
+    found["code of"] = json.loads(Path("again/config.json").read_text())["auto_map"]
     model.push_to_hub("alice/again")
     tokenizer.push_to_hub("alice/again")
     found["pushed"] = fingerprint(*load("alice/again"))
@@ -272,6 +274,8 @@ def test_without_the_package(shared: Shared, elsewhere: dict[str, Any]) -> None:
 def test_what_is_made_without_the_package_is_whole(shared: Shared, elsewhere: dict[str, Any]) -> None:
     names = {path.name for path in (shared.folder / "new.v1.0").iterdir()} - {"checkpoints"}
     assert set(elsewhere["files"]) == names
+    own = ("configuration_metaphrase.", "modeling_metaphrase.")  # and not `alice/shared--modeling_metaphrase.`
+    assert len(elsewhere["code of"]) == 3 and all(name.startswith(own) for name in elsewhere["code of"].values())
     # The library's trainer pickles its arguments; nothing here reads that file.
     assert set(elsewhere["tuned files"]) == {*names, ".gitattributes", "training_args.bin"}
 

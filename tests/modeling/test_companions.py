@@ -87,6 +87,14 @@ def test_scores_go_along_with_the_weights_that_were_scored(scored, tmp_path, siz
     assert (tmp_path / "again" / "tokenizer.json").read_text() == (scored / "tokenizer.json").read_text()
 
 
+def test_results_without_a_card_get_one(scored, tmp_path):
+    (scored / CARD).unlink()
+    model = AutoModelForSeq2SeqLM.from_pretrained(scored)
+    for place in (scored, tmp_path / "again"):
+        model.save_pretrained(place)
+        assert read(place / RESULTS)["test"] and "An encoder-decoder Transformer." in (place / CARD).read_text()
+
+
 def test_scores_do_not_go_along_with_other_weights(scored, tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(scored)
     with torch.no_grad():

@@ -196,11 +196,11 @@ def plain_card(results: dict[str, Any], source: Source, name: str) -> str:
 
 
 def _summary(results: dict[str, Any]) -> str:
-    model = results["model"]
-    return (
-        f"An encoder-decoder Transformer with {model['parameters']:,} parameters "
-        f"({model['encoder_layers']} encoder and {model['decoder_layers']} decoder layers)."
-    )
+    model = results.get("model", {})
+    size = f" with {model['parameters']:,} parameters" if "parameters" in model else ""
+    layers = [model.get(name) for name in ("encoder_layers", "decoder_layers")]
+    stacks = "" if None in layers else f" ({layers[0]} encoder and {layers[1]} decoder layers)"
+    return f"An encoder-decoder Transformer{size}{stacks}."
 
 
 def _new_results(model: Any, digest: str, source: Source, before: dict[str, Any]) -> dict[str, Any]:
