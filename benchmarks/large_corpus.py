@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -78,9 +77,13 @@ def enlarge(cache: Path, copies: int) -> None:
         (file.parent / "report.json").write_text(json.dumps(report))
 
 
-def resident() -> float:
-    """Megabytes of this process that lie in memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+def memory() -> dict[str, int]:
+    """Megabytes of this process: in memory now, of these its own (no page of a file), and the most so far."""
+    status = dict(
+        line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")
+    )
+    names = {"resident_mb": "VmRSS", "own_mb": "RssAnon", "peak_mb": "VmHWM"}
+    return {name: round(int(status[field].split()[0]) * 1024 / 1e6) for name, field in names.items()}
 
 
 def run_options(folder: Path, streaming: bool):
@@ -115,9 +118,7 @@ def epoch(folder: Path, pairs: int, streaming: bool, updates: int | None, minute
     twentieth = pairs // 20
 
     def tell(stage: str, **facts: object) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-        memory = {"resident_mb": round(resident()), "peak_mb": round(peak)}
-        print(json.dumps({"stage": stage, "seconds": round(time.time() - began, 1), **facts, **memory}), flush=True)
+        print(json.dumps({"stage": stage, "seconds": round(time.time() - began, 1), **facts, **memory()}), flush=True)
 
     def made(task, progress, *rest):
         nonlocal calls, told

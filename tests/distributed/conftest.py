@@ -86,7 +86,11 @@ def assert_same_training() -> Callable[..., None]:
 
 @pytest.fixture
 def launch(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
-    """`launch(options, 2)` runs the worker on two processes and returns its exit code and output."""
+    """`launch(options, 2)` runs the worker on two processes and returns its exit code and output.
+
+    `machines` are options of `accelerate launch` in place of a free port, `torchrun` those of torchrun in its place;
+    `before` stands before the command.
+    """
 
     def run(
         options: RunOptions,
@@ -98,14 +102,16 @@ def launch(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
         before: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
         name: str = "",
+        torchrun: tuple[str, ...] = (),
     ) -> subprocess.CompletedProcess:
         file = tmp_path / f"options-{Path(options.output).name}{name}.json"
         file.write_text(json.dumps(asdict(options)))
-        command = [
-            *before, sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch",
-            "--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes),
-            *(machines or ("--main_process_port", str(_free_port()))), str(WORKER), str(file), *more,
-        ]  # fmt: skip
+        launcher = (
+            "accelerate.commands.accelerate_cli", "launch", "--config_file", str(CONFIGS / f"{config}.yaml"),
+            "--num_processes", str(processes), *(machines or ("--main_process_port", str(_free_port()))),
+        )  # fmt: skip
+        launcher = ("torch.distributed.run", *torchrun) if torchrun else launcher
+        command = [*before, sys.executable, "-m", *launcher, str(WORKER), str(file), *more]
         setting = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         started = subprocess.Popen(
             command,

@@ -119,3 +119,14 @@ def test_one_that_hangs_ends_all_in_bounded_time(options, launch, records, proce
     blamed = r"stopped: process 1, which had to learn from training pairs \d+.*, failed or did not answer"
     assert re.search(rf"error: Process 0 of {processes} {blamed}", result.stdout), result.stdout
     assert whole_checkpoints(run) == [2]
+
+
+@pytest.mark.slow
+def test_a_mistake_that_the_first_one_finds_ends_all(options, launch):
+    """The others wait for it to read the data; none of them shows a traceback in place of its sentence."""
+    run = options(**{"data.source": "aa"})
+    result = launch(run, 2, limit=LIMIT)
+    assert result.returncode != 0
+    assert re.search(r"error: there is \S+test\.b but no test\.aa beside it", result.stdout), result.stdout
+    assert "error: Process 1 of 2 stopped: process 0 failed or did not answer" in result.stdout, result.stdout
+    assert 'worker.py", line' not in result.stdout  # the launcher's traceback is none of ours

@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from metaphrase.configuration.options import RunOptions
 from metaphrase.training.run import train
 
 ADDRESSES = ("10.97.53.1", "10.97.53.2")
-MEETING = [("--rdzv_conf", f"is_host={first}") for first in ("true", "false")]
-"""The first host keeps the meeting place: torchrun would guess it from the host's name, which both share here."""
 
 
 def ip(*words: str) -> subprocess.CompletedProcess:
@@ -46,48 +45,76 @@ def hosts() -> Iterator[list[str]]:
             ip("netns", "del", name)
 
 
-def two_launches(
-    launch, options, port: int, address: str, *, before=((), ()), environment=({}, {}), more=((), ())
-) -> list:
-    """One process a machine; both must end well."""
-
-    def machine(rank: int) -> subprocess.CompletedProcess:
-        where = ("--num_machines", "2", "--machine_rank", str(rank), "--main_process_ip", address)
-        where = (*where, "--main_process_port", str(port), *more[rank])
-        return launch(options, 2, machines=where, before=before[rank], environment=environment[rank], name=str(rank))
-
+def both(start: Callable[[int], subprocess.CompletedProcess]) -> None:
+    """Start the two launches of one run; both must end well, and the first one speaks."""
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(machine, (0, 1)))
+        results = list(pool.map(start, (0, 1)))
     assert [result.returncode for result in results] == [0, 0], results[0].stdout + results[1].stdout
-    assert "2 processes" in results[0].stdout and "processes" not in results[1].stdout  # the first one speaks
-    return results
+    assert "2 processes" in results[0].stdout and "processes" not in results[1].stdout
+
+
+@pytest.fixture
+def equals_one_process(still_options, assert_same_training) -> Callable[[RunOptions], None]:
+    """Holds what was trained against the same run of one process."""
+
+    def check(options: RunOptions) -> None:
+        alone = still_options("alone", **{"batches.accumulation": 2})
+        train(alone, recipe_name="tiny")
+        assert_same_training(options.output, alone.output)
+
+    return check
+
+
+def accelerate_options(address: str, port: int, rank: int) -> tuple[str, ...]:
+    where = ("--num_machines", "2", "--machine_rank", str(rank), "--main_process_ip", address)
+    return (*where, "--main_process_port", str(port))
 
 
 @pytest.mark.slow
-def test_two_machines_meet_by_address_and_port(still_options, launch, free_port, assert_same_training):
+def test_two_machines_meet_by_address_and_port(still_options, launch, free_port, equals_one_process):
     """As on two hosts, here both on loopback. Only the first one writes."""
-    options = still_options("several")
-    two_launches(launch, options, free_port(), "127.0.0.1")
-    alone = still_options("alone", **{"batches.accumulation": 2})
-    train(alone, recipe_name="tiny")
-    assert_same_training(options.output, alone.output)
+    options, port = still_options("several"), free_port()
+    both(lambda rank: launch(options, 2, machines=accelerate_options("127.0.0.1", port, rank), name=str(rank)))
+    equals_one_process(options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "rendezvous"), [("cpu_two_processes", "c10d"), ("fsdp2", "static")])
-def test_two_hosts_meet_over_a_network(still_options, launch, hosts, assert_same_training, config, rendezvous):
-    """torchrun's rendezvous (c10d), and the fixed one of Accelerate; each host sees only its own end of the cable."""
+@pytest.mark.parametrize("config", ["cpu_two_processes", "fsdp2"])
+def test_two_hosts_meet_over_a_network(still_options, launch, hosts, equals_one_process, config):
+    """By address and port; each host sees only its own end of the cable."""
     options = still_options("several")
-    launched = two_launches(
-        lambda *given, **named: launch(*given, config=config, **named),
-        options,
-        29400,
-        ADDRESSES[0],
-        before=[("ip", "netns", "exec", name) for name in hosts],
-        environment=[{"GLOO_SOCKET_IFNAME": f"{name}v", "TP_SOCKET_IFNAME": f"{name}v"} for name in hosts],
-        more=[("--rdzv_backend", rendezvous, *(c10d if rendezvous == "c10d" else ())) for c10d in MEETING],
+    both(
+        lambda rank: launch(
+            options,
+            2,
+            config=config,
+            machines=accelerate_options(ADDRESSES[0], 29400, rank),
+            before=("ip", "netns", "exec", hosts[rank]),
+            environment={"GLOO_SOCKET_IFNAME": f"{hosts[rank]}v"},
+            name=str(rank),
+        )
     )
-    assert len(launched) == 2
-    alone = still_options("alone", **{"batches.accumulation": 2})
-    train(alone, recipe_name="tiny")
-    assert_same_training(options.output, alone.output)
+    equals_one_process(options)
+
+
+@pytest.mark.slow
+def test_two_hosts_meet_as_torchrun_does(still_options, launch, hosts, equals_one_process):
+    """torchrun's own rendezvous (c10d): who is which is settled when they meet."""
+    options = still_options("several")
+    meeting = ("--nnodes", "2", "--nproc_per_node", "1", "--rdzv_id", "run", "--rdzv_backend", "c10d")
+    meeting = (*meeting, "--rdzv_endpoint", f"{ADDRESSES[0]}:29400")
+
+    def start(rank: int) -> subprocess.CompletedProcess:
+        # both namespaces have this machine's name, by which torchrun would guess these two
+        own = ("--rdzv_conf", f"is_host={'false' if rank else 'true'}", "--local_addr", ADDRESSES[rank])
+        return launch(
+            options,
+            2,
+            torchrun=(*meeting, *own),
+            before=("ip", "netns", "exec", hosts[rank]),
+            environment={"GLOO_SOCKET_IFNAME": f"{hosts[rank]}v"},
+            name=str(rank),
+        )
+
+    both(start)
+    equals_one_process(options)
