@@ -239,6 +239,7 @@ def draw(axes: dict[str, Any], what: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator
 
     measured, counted = OF[what]
     scale, unit = (1, "seconds") if what == "seconds" else (1e6, "MB at most")
@@ -253,6 +254,8 @@ def draw(axes: dict[str, Any], what: str, path: Path) -> None:
         panel.set(xscale="log", yscale="log", xlabel=LABELS[axis], ylabel=unit)
         panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
         panel.minorticks_off()
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(fontsize=9, frameon=False)
