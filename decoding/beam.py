@@ -12,15 +12,14 @@ import torch
 
 from metaphrase.decoding.greedy import Task
 from metaphrase.decoding.options import SearchOptions
-from metaphrase.decoding.scorers import Scorer
+from metaphrase.decoding.scorers import Candidates, Scorer
 from metaphrase.decoding.scoring import coverage_penalty, length_divisor
 
 NEVER = -1.0e9
 """Added to the score of what may not be chosen."""
 
-Continue = Callable[[Scorer, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""(scorer, tokens so far [B, K, T], count) -> log-probabilities and ids of each beam's best next tokens, [B, k, count]
-twice; k is K, or 1 as long as all beams of a source are one."""
+Continue = Callable[[Scorer, torch.Tensor, torch.Tensor, int], Candidates]
+"""(scorer, tokens so far [B, K, T], scores of the beams [B, K], count) -> the best continuations of each source"""
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,14 @@ class Beams:
                 setattr(self, name, value.index_select(0, stay))
 
 
-def best_continuations(scorer: Scorer, so_far: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely next tokens of each beam. On the first step all beams of a source are one."""
+def plain_continuations(scorer: Scorer, so_far: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+    """The most likely continuations of each source. On the first step all its beams are one."""
     beams = 1 if so_far.shape[2] == 1 else so_far.shape[1]
-    log_probs, ids = scorer.top(so_far[:, :beams, -1], count)
-    return log_probs.view(-1, beams, count), ids.view(-1, beams, count)
+    return scorer.top(so_far[:, :beams, -1], scores[:, :beams], count)
 
 
 def beam_search(
-    scorer: Scorer, task: Task, options: SearchOptions, continuations: Continue = best_continuations
+    scorer: Scorer, task: Task, options: SearchOptions, continuations: Continue = plain_continuations
 ) -> list[list[Hypothesis]]:
     """The `options.num_return` best hypotheses of each source, the best first."""
     beams = _open(task, options)
@@ -82,10 +80,9 @@ def beam_search(
     first_end, longest_prompt = int(beams.ends.min()), int(beams.starts.max())
     some_complete = False
     for step in range(1, task.width):
-        log_probs, ids = continuations(scorer, beams.tokens[:, :, :step], count)
+        scores, parents, ids = continuations(scorer, beams.tokens[:, :, :step], beams.scores, count)
         if beams.coverage is not None:
             beams.coverage = beams.coverage + scorer.attention
-        scores, parents, ids = _best_of_all_beams(beams, log_probs, ids, count)
         ending = task.is_end(ids)
         if step + 1 >= first_end:
             ending |= beams.ends <= step + 1
@@ -94,8 +91,7 @@ def beam_search(
         if bool(ending.any()):
             some_complete = True
             _complete(beams, step, scores, parents, ids, ending & is_open[:, None], scorer, options)
-            scores = scores + ending * NEVER
-            scores, best = scores.topk(options.num_beams)
+            scores, best = torch.where(ending, scores + NEVER, scores).topk(options.num_beams)
             parents, ids = parents.gather(1, best), ids.gather(1, best)
         _advance(beams, scorer, step, scores, parents, ids)
         if step < longest_prompt:
@@ -132,15 +128,6 @@ def _open(task: Task, options: SearchOptions) -> Beams:
         done_lengths=tokens.new_zeros(count, beams),
         coverage=torch.zeros((), device=tokens.device) if options.coverage_penalty else None,
     )
-
-
-def _best_of_all_beams(
-    beams: Beams, log_probs: torch.Tensor, ids: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The best continuations of a source: their log-probabilities, parent beams and last tokens, [B, count] each."""
-    totals = beams.scores[:, : log_probs.shape[1], None] + log_probs
-    scores, best = totals.flatten(1).topk(count)
-    return scores, best // log_probs.shape[2], ids.flatten(1).gather(1, best)
 
 
 def _complete(

@@ -55,39 +55,35 @@ def choose_best(scorer: Scorer, so_far: torch.Tensor, rows: torch.Tensor) -> tor
 
 def one_by_one(scorer: Scorer, task: Task, choose: Choose = choose_best) -> list[list[int]]:
     """The tokens that were chosen for each row, `</s>` included where it came."""
-    count = task.prompts.shape[0]
-    rows = torch.arange(count, device=task.prompts.device)
-    finished = task.prompts.new_full((count, task.width), task.pad)
-    so_far = finished.clone()
+    rows = torch.arange(task.prompts.shape[0], device=task.prompts.device)
+    so_far = task.prompts.new_full((len(rows), task.width), task.pad)
     so_far[:, : task.prompts.shape[1]] = task.prompts[:, : task.width]
-    lengths = task.prompt_lengths + task.limits
-    first_limit, longest_prompt = int(lengths.min()), int(task.prompt_lengths.max())
-    prompt_lengths, is_open = task.prompt_lengths, torch.ones_like(rows, dtype=torch.bool)
+    starts, limits, ends = task.prompt_lengths.tolist(), task.limits.tolist(), set(task.ends.tolist())
+    outputs: list[list[int]] = [[] for _ in starts]
+    places = list(range(len(starts)))  # of the rows that are in the batch
+    is_open = [True] * len(starts)
     for step in range(1, task.width):
         tokens = choose(scorer, so_far[:, :step], rows)
-        if step < longest_prompt:
-            given = step < prompt_lengths
-            tokens = torch.where(given, so_far[:, step], tokens)
-            ending = task.is_end(tokens) & ~given
-        else:
-            ending = task.is_end(tokens)
-        so_far[:, step] = torch.where(is_open, tokens, task.pad)
-        if step + 1 >= first_limit:
-            ending |= lengths[rows] <= step + 1
-        ending &= is_open
-        if not bool(ending.any()):
-            continue
-        lengths[rows[ending]] = step + 1
-        is_open &= ~ending
-        still = int(is_open.sum())
-        if still == 0:
-            break
-        if task.drop and 16 * still <= 15 * len(rows):
-            finished[rows] = so_far
-            stay = is_open.nonzero().squeeze(1)
-            scorer.keep(stay)
-            rows, so_far, prompt_lengths = rows[stay], so_far[stay], prompt_lengths[stay]
-            is_open = torch.ones_like(rows, dtype=torch.bool)
-    finished[rows] = so_far
-    starts, ends = task.prompt_lengths.tolist(), lengths.tolist()
-    return [row[start:end] for row, start, end in zip(finished.tolist(), starts, ends, strict=True)]
+        if step < max(starts):
+            tokens = torch.where(step < task.prompt_lengths[rows], so_far[:, step], tokens)
+        so_far[:, step] = tokens
+        some_ended = False
+        for place, (row, token) in enumerate(zip(places, tokens.tolist(), strict=True)):
+            if step < starts[row]:
+                continue
+            if is_open[row]:
+                outputs[row].append(token)
+                is_open[row] = token not in ends and len(outputs[row]) < limits[row]
+                some_ended |= not is_open[row]
+            elif not task.drop:  # something looks at finished rows, too
+                so_far[place, step] = task.pad
+        if some_ended:
+            stay = [place for place, row in enumerate(places) if is_open[row]]
+            if not stay:
+                break
+            if task.drop and 16 * len(stay) <= 15 * len(places):
+                places = [places[place] for place in stay]
+                chosen = torch.tensor(stay, device=rows.device)
+                scorer.keep(chosen)
+                rows, so_far = rows[chosen], so_far[chosen]
+    return outputs

@@ -9,7 +9,7 @@ from transformers.generation import logits_process
 from metaphrase.decoding.beam import Continue
 from metaphrase.decoding.greedy import Choose, Task
 from metaphrase.decoding.options import SearchOptions
-from metaphrase.decoding.scorers import Scorer
+from metaphrase.decoding.scorers import Candidates, Scorer, best_continuations, best_tokens
 
 ROW_BY_ROW = tuple(
     getattr(logits_process, name)
@@ -87,18 +87,17 @@ def processed_best(processors: LogitsProcessorList) -> Choose:
     """The most likely token after the processors had their say; they see logits, as in `generate`."""
 
     def choose(scorer: Scorer, so_far: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return processors(so_far, scorer.logits(so_far[:, -1:])).argmax(-1)
+        return best_tokens(processors(so_far, scorer.logits(so_far[:, -1:])))
 
     return choose
 
 
 def processed_continuations(processors: LogitsProcessorList) -> Continue:
-    """The best continuations of each beam after the processors had their say; they see log-probabilities, as in
+    """The best continuations of each source after the processors had their say; they see log-probabilities, as in
     `generate`."""
 
-    def continuations(scorer: Scorer, so_far: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs = scorer.logits(so_far[:, :, -1]).log_softmax(-1)
-        values, ids = processors(so_far.flatten(0, 1), log_probs).topk(count)
-        return values.unflatten(0, so_far.shape[:2]), ids.unflatten(0, so_far.shape[:2])
+    def continuations(scorer: Scorer, so_far: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+        log_probs = processors(so_far.flatten(0, 1), scorer.logits(so_far[:, :, -1]).log_softmax(-1))
+        return best_continuations(log_probs.unflatten(0, scores.shape), scores, count)
 
     return continuations

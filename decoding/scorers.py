@@ -13,8 +13,13 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.step import DecoderState, decode_step, follow, keep, start
 from metaphrase.decoding.weights import ModelWeights
 
+Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The best continuations of each source, the best first: total log-probability, number of the beam that goes on, and
+its next token, [B, count] each."""
 ROWS = 64
 """Rows whose logits are held at a time: [64, V] stays in a processor's cache, [B x K, V] does not."""
+BLOCK = 64
+"""Tokens of the vocabulary that are looked at as one, at first, in the search for the best."""
 
 
 class ModelScorer:
@@ -34,20 +39,21 @@ class ModelScorer:
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Takes a step and scores the whole vocabulary, [B, K] -> [N, V] in float32."""
-        return (self.hidden(tokens) @ self.weights.vocabulary).float()
+        return self.weights.project(self.hidden(tokens)).float()
 
     def best(self, tokens: torch.Tensor) -> torch.Tensor:
         """Takes a step and gives each row's most likely token, [B, K] -> [N]."""
-        return self.logits(tokens).argmax(-1)
+        return best_tokens(self.logits(tokens))
 
-    def top(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes a step and gives each row's `count` most likely tokens: log-probabilities and ids, [N, count] each."""
+    def top(self, tokens: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+        """Takes a step and gives each source's `count` best continuations; [B, K] twice."""
+        beams = tokens.shape[1]
         parts = []
-        for rows in self.hidden(tokens).split(ROWS):
-            parts.append(top_log_probs((rows @ self.weights.vocabulary).float(), count))
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        rows = max(1, ROWS // beams)
+        for hidden, before in zip(self.hidden(tokens).split(rows * beams), scores.split(rows), strict=True):
+            log_probs = self.weights.project(hidden).float().log_softmax(-1)
+            parts.append(best_continuations(log_probs.view(-1, beams, log_probs.shape[1]), before, count))
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
     def follow(self, parents: torch.Tensor) -> None:
         """Each row goes on from the row that `parents`, [N], names."""
@@ -85,10 +91,10 @@ class EnsembleScorer:
         return each.logsumexp(0) - torch.log(torch.tensor(float(len(self.members))))
 
     def best(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.logits(tokens).argmax(-1)
+        return best_tokens(self.logits(tokens))
 
-    def top(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return top_log_probs(self.logits(tokens), count)
+    def top(self, tokens: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+        return best_continuations(self.logits(tokens).unflatten(0, tokens.shape), scores, count)
 
     def follow(self, parents: torch.Tensor) -> None:
         for member in self.members:
@@ -106,11 +112,48 @@ class EnsembleScorer:
 Scorer = ModelScorer | EnsembleScorer
 
 
-def top_log_probs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` best log-probabilities and their tokens, [N, V] -> [N, count] twice. `logits` is used up.
+def best_tokens(scores: torch.Tensor) -> torch.Tensor:
+    """argmax over the vocabulary, [N, V] -> [N]: the best block, and then the best token in it.
 
-    log_softmax is taken of the winners only: all that it needs of the others is the sum of their exponentials.
+    The maximum of a block is found with vector instructions, which torch's argmax on a CPU does without.
     """
-    values, tokens = logits.topk(count, dim=-1)
-    highest = values[:, :1]
-    return values - highest - logits.sub_(highest).exp_().sum(-1, keepdim=True).log_(), tokens
+    rows, size = scores.shape
+    whole = size - size % BLOCK
+    if rows * size < 2**16 or whole < 2 * BLOCK or scores.device.type != "cpu":
+        return scores.argmax(-1)
+    best = scores[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1).argmax(1, keepdim=True)
+    tokens = best * BLOCK + torch.arange(BLOCK)
+    if whole < size:
+        tokens = torch.cat([tokens, torch.arange(whole, size).expand(rows, -1)], 1)
+    return tokens.gather(1, scores.gather(1, tokens).argmax(1, keepdim=True)).squeeze(1)
+
+
+def best_continuations(log_probs: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+    """The best of all continuations of a source's beams.
+
+    They lie in the `count` blocks of tokens whose best one is best: only those are searched.
+
+    Args:
+        log_probs: of each next token, [B, K, V].
+        scores: of the beams so far, [B, K].
+        count: how many to give.
+    """
+    batch, beams, size = log_probs.shape
+    blocks, whole = size // BLOCK, size - size % BLOCK
+    if beams * blocks < 2 * count or log_probs.device.type != "cpu":
+        totals, best = (log_probs + scores[:, :, None]).flatten(1).topk(count)
+        return totals, best // size, best % size
+    maxima = log_probs[..., :whole].unflatten(2, (blocks, BLOCK)).amax(-1) + scores[:, :, None]
+    chosen = maxima.flatten(1).topk(count, sorted=False).indices
+    parents = chosen // blocks
+    first = chosen * BLOCK + parents * (size - whole)
+    places = (first[:, :, None] + torch.arange(BLOCK)).flatten(1)
+    totals = log_probs.flatten(1).gather(1, places).unflatten(1, (count, BLOCK))
+    totals = (totals + scores.gather(1, parents)[:, :, None]).flatten(1)
+    if whole < size:
+        rest = torch.arange(beams)[:, None] * size + torch.arange(whole, size)
+        places = torch.cat([places, rest.flatten().expand(batch, -1)], 1)
+        totals = torch.cat([totals, (log_probs[..., whole:] + scores[:, :, None]).flatten(1)], 1)
+    totals, best = totals.topk(count)
+    best = places.gather(1, best)
+    return totals, best // size, best % size

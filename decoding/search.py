@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from metaphrase.decoding.beam import Hypothesis, beam_search, best_continuations
+from metaphrase.decoding.beam import Hypothesis, beam_search, plain_continuations
 from metaphrase.decoding.greedy import Task, choose_best, one_by_one
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.processors import (
@@ -62,7 +62,7 @@ def search(
     scorer = make_scorer(models, encoded, attention_mask.repeat_interleave(samples, 0), options)
     task = replace(task, drop=task.drop and look_at_rows_alone(processors))
     if options.num_beams > 1:
-        continuations = processed_continuations(processors) if processors else best_continuations
+        continuations = processed_continuations(processors) if processors else plain_continuations
         return beam_search(scorer, task, options, continuations)
     if options.sample:
         sources = [row[real].tolist() for row, real in zip(input_ids, attention_mask.bool(), strict=True)]

@@ -1,9 +1,10 @@
-"""A model's weights as the fast search wants them: built once a call, nothing copied that need not be.
+"""A model's weights as the fast search wants them, built once a call.
 
-Rows of a fused projection, H heads of sizes d_k and d_v:
+Every matrix lies as [in, out]: a product with few rows is then up to 1.9 times as fast as with nn.Linear's [out, in].
+Columns of a fused projection, H heads of sizes d_k and d_v, q times 1/sqrt(d_k):
 
-    self-attention   [ q of all heads, times 1/sqrt(d_k) | k and v of head 1 | k and v of head 2 | … ]
-    cross-attention  [ q of all heads, times 1/sqrt(d_k) ]   and   [ k and v of head 1 | k and v of head 2 | … ]
+    self-attention   [ q k v of head 1 | q k v of head 2 | … ]
+    cross-attention  [ q of head 1 | q of head 2 | … ]   and   [ k v of head 1 | k v of head 2 | … ]
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from transformers import PreTrainedModel
 
 from metaphrase.configuration.errors import MetaphraseError
 
-Affine = tuple[torch.Tensor, torch.Tensor | None]
-"""Weight and bias."""
+Affine = tuple[torch.Tensor, torch.Tensor]
+"""Bias [out] and weight [in, out], in the order in which torch.addmm takes them; weight and bias of a norm."""
+
+
+MOST_ROWS_PACKED = 24
+"""From 2 to so many rows, oneDNN's product with packed weights takes down to half the time of the plain one."""
 
 
 @dataclass(slots=True)
@@ -61,7 +66,17 @@ class ModelWeights:
     encoder: StackWeights
     decoder: StackWeights
     vocabulary: torch.Tensor
-    """[d_model, V], laid out so: few rows are multiplied with it up to 1.5 times as fast as with [V, d_model]."""
+    """[d_model, V]."""
+    packed: torch.Tensor | None = None
+    """The same as oneDNN wants it, made when first needed."""
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of the vocabulary, [N, d_model] -> [N, V]."""
+        if not 2 <= hidden.shape[0] <= MOST_ROWS_PACKED or not _can_pack(self.vocabulary):
+            return hidden @ self.vocabulary
+        if self.packed is None:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.vocabulary.t().contiguous(), 8)
+        return torch.ops.mkldnn._linear_pointwise(hidden, self.packed, None, "none", [], "")
 
 
 def read_weights(model: PreTrainedModel) -> ModelWeights:
@@ -89,6 +104,11 @@ def read_weights(model: PreTrainedModel) -> ModelWeights:
         return ModelWeights(_read_stack(encoder), _read_stack(decoder), model.lm_head.weight.detach().t().contiguous())
 
 
+def _can_pack(weight: torch.Tensor) -> bool:
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def _read_stack(stack: nn.Module) -> StackWeights:
     config = stack.config
     attention = stack.layers[0].self_attn
@@ -98,7 +118,7 @@ def _read_stack(stack: nn.Module) -> StackWeights:
         embedding=stack.embed_tokens.weight.detach(),
         embed_scale=stack.embed_scale,
         embed_positions=stack.embed_positions,
-        last_norm=_affine(stack.layer_norm) if config.normalize_before else None,
+        last_norm=_rows(stack.layer_norm) if config.normalize_before else None,
         heads=attention.num_heads,
         d_k=d_k,
         d_v=d_v,
@@ -107,40 +127,46 @@ def _read_stack(stack: nn.Module) -> StackWeights:
 
 
 def _read_layer(layer: nn.Module) -> LayerWeights:
+    own = layer.self_attn
     weights = LayerWeights(
-        qkv=_stack_rows(_query(layer.self_attn), _keys_and_values(layer.self_attn)),
-        out=_affine(layer.self_attn.out_proj),
-        norm=_affine(layer.self_attn_layer_norm),
-        fc1=_affine(layer.fc1),
-        fc2=_affine(layer.fc2),
-        final_norm=_affine(layer.final_layer_norm),
+        qkv=_head_by_head(own.num_heads, _query(own), _rows(own.k_proj), _rows(own.v_proj)),
+        out=_transposed(_rows(own.out_proj)),
+        norm=_rows(layer.self_attn_layer_norm),
+        fc1=_transposed(_rows(layer.fc1)),
+        fc2=_transposed(_rows(layer.fc2)),
+        final_norm=_rows(layer.final_layer_norm),
         activation=torch.relu_ if isinstance(layer.activation_fn, nn.ReLU) else layer.activation_fn,
     )
     if hasattr(layer, "encoder_attn"):
-        weights.cross_query = _query(layer.encoder_attn)
-        weights.cross_kv = _keys_and_values(layer.encoder_attn)
-        weights.cross_out = _affine(layer.encoder_attn.out_proj)
-        weights.cross_norm = _affine(layer.encoder_attn_layer_norm)
+        asking = layer.encoder_attn
+        weights.cross_query = _transposed(_query(asking))
+        weights.cross_kv = _head_by_head(asking.num_heads, _rows(asking.k_proj), _rows(asking.v_proj))
+        weights.cross_out = _transposed(_rows(asking.out_proj))
+        weights.cross_norm = _rows(layer.encoder_attn_layer_norm)
     return weights
 
 
-def _affine(module: nn.Linear | nn.LayerNorm) -> Affine:
-    return module.weight.detach(), None if module.bias is None else module.bias.detach()
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Weight [out, in] and bias [out], as a module has them."""
 
 
-def _query(attention: nn.Module) -> Affine:
-    weight, bias = _affine(attention.q_proj)
+def _rows(module: nn.Linear | nn.LayerNorm) -> Rows:
+    return module.weight.detach(), module.bias.detach()
+
+
+def _query(attention: nn.Module) -> Rows:
+    weight, bias = _rows(attention.q_proj)
     return weight * attention.scaling, bias * attention.scaling
 
 
-def _keys_and_values(attention: nn.Module) -> Affine:
-    """Rows ordered head by head, so that a head's keys and values lie side by side and are stored in one go."""
-    parts = []
-    for key, value in zip(_affine(attention.k_proj), _affine(attention.v_proj), strict=True):
-        by_head = [part.unflatten(0, (attention.num_heads, -1)) for part in (key, value)]
-        parts.append(torch.cat(by_head, dim=1).flatten(0, 1))
-    return parts[0], parts[1]
+def _head_by_head(heads: int, *parts: Rows) -> Affine:
+    """Several projections as one: all of the first head, then all of the second, …"""
+    weight, bias = (
+        torch.cat([part.unflatten(0, (heads, -1)) for part in kind], dim=1).flatten(0, 1)
+        for kind in zip(*parts, strict=True)
+    )
+    return _transposed((weight, bias))
 
 
-def _stack_rows(first: Affine, second: Affine) -> Affine:
-    return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
+def _transposed(rows: Rows) -> Affine:
+    return rows[1], rows[0].t().contiguous()

@@ -13,7 +13,6 @@ from metaphrase.decoding.custom import fast_search
 from metaphrase.decoding.mbr import expected_utilities, minimum_bayes_risk
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.sampling import uniform_streams
-from metaphrase.decoding.scorers import top_log_probs
 from metaphrase.decoding.scoring import coverage_penalty, length_divisor
 from metaphrase.decoding.translate import translate, translate_n_best
 
@@ -164,13 +163,6 @@ def test_streams_are_uniform_and_each_its_own():
     assert streams.shape == (4, 500) and len({tuple(row) for row in streams.tolist()}) == 4
     assert ((streams >= 0) & (streams < 1)).all() and abs(float(streams.mean()) - 0.5) < 0.03
     assert torch.equal(streams[2:], uniform_streams([[5, 2]], samples=2, length=500, seed=1))
-
-
-def test_top_log_probs_equals_log_softmax():
-    logits = torch.randn(7, 50) * 5
-    values, tokens = logits.log_softmax(-1).topk(6)
-    found, ids = top_log_probs(logits.clone(), 6)
-    assert torch.equal(ids, tokens) and torch.allclose(found, values, atol=1e-5)
 
 
 @torch.no_grad()
