@@ -72,8 +72,9 @@ class OneSetOfWeights(PreTrainedModel):
             raise
         if pretrained_model_name_or_path is not None:
             model = loaded[0] if isinstance(loaded, tuple) else loaded
+            name = str(pretrained_model_name_or_path)
             model._source = Source(
-                name=str(pretrained_model_name_or_path),
+                name=os.path.abspath(name) if os.path.isdir(name) else name,
                 revision=kwargs.get("revision"),
                 subfolder=kwargs.get("subfolder") or "",
                 cache_dir=kwargs.get("cache_dir"),

@@ -170,10 +170,14 @@ def _check_results(folder: Path) -> None:
     """Scores are published only with the weights that they were measured on.
 
     Raises:
-        MetaphraseError: results.json speaks of other weights.
+        MetaphraseError: results.json speaks of other weights, or the weights are broken.
     """
     speaks_of = _read_json(folder / RESULTS).get("weights") if (folder / RESULTS).is_file() else None
-    if speaks_of is not None and speaks_of != weights_digest(folder):
+    try:
+        digest = weights_digest(folder)
+    except (ValueError, KeyError, AttributeError):
+        raise MetaphraseError(f"the weights in {folder} are no safetensors; save the model there again") from None
+    if speaks_of is not None and speaks_of != digest:
         raise MetaphraseError(
             f"{folder / RESULTS} speaks of other weights than lie beside it; save the model there with "
             f"save_pretrained, or remove {RESULTS} and {CARD}"

@@ -183,6 +183,8 @@ def try_bad(folder: str, kind: str, repo: str) -> list[Any]:
         (work / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     elif kind == "other weights":
         (work / "results.json").write_text(json.dumps({"weights": "0" * 64, "test": {"chrf": {"score": 99.0}}}))
+    elif kind == "broken weights":
+        (work / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     elif kind == "no tokenizer":
         (work / "tokenizer_config.json").unlink()
     try:
@@ -206,6 +208,7 @@ BAD = {
     "tokenizer there with save_pretrained",
     "other weights": "MetaphraseError: work/results.json speaks of other weights than lie beside it; save the model "
     "there with save_pretrained, or remove results.json and README.md",
+    "broken weights": "MetaphraseError: the weights in work are no safetensors; save the model there again",
     "foreign": "MetaphraseError: this token may not write to bob/theirs",
     "bad name": "MetaphraseError: 'alice/a/b' is no name of a repo; it must be like owner/name",
 }

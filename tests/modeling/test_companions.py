@@ -129,11 +129,16 @@ def test_what_somebody_wrote_stays(scored, tmp_path):
     assert (tmp_path / "tokenizer_config.json").read_text() == "mine" and not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_source_that_is_gone_costs_nothing(scored, tmp_path):
-    model = AutoModelForSeq2SeqLM.from_pretrained(scored)
+def test_a_source_that_is_gone_costs_nothing(scored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained("scored")
+    monkeypatch.undo()
+    model.save_pretrained(tmp_path / "found")
+    assert read(tmp_path / "found" / RESULTS)["test"]
     scored.rename(tmp_path / "moved")
     model.save_pretrained(tmp_path / "kept")
-    assert read(tmp_path / "kept" / RESULTS)["comes_from"] == {"model": str(scored)}
+    assert read(tmp_path / "kept" / RESULTS)["comes_from"] == {"model": "scored"}
+    assert str(tmp_path) not in (tmp_path / "kept" / CARD).read_text()
 
 
 def test_weights_are_never_unpickled(scored):

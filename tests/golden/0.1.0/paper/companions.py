@@ -42,7 +42,7 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model was loaded from: a folder, or a repo of the Hub. An empty `name` stands for nowhere."""
+    """Where a model was loaded from: a folder by its absolute path, or a repo of the Hub by its id; "" is nowhere."""
 
     name: str = ""
     revision: str | None = None
@@ -66,18 +66,23 @@ class Source:
     @property
     def public_name(self) -> str:
         """An id of the Hub as it is; of a folder its name alone: where it lies is nobody's business."""
-        return os.path.basename(os.path.abspath(self.name)) if os.path.isdir(self.name) else self.name
+        return os.path.basename(self.name) if os.path.isabs(self.name) else self.name
 
 
 def weights_digest(folder: str | os.PathLike) -> str | None:
     """SHA-256 of all tensors in a folder's weights, in the order of their names: the same in one file and in shards.
 
     It is taken over name, type, shape and bytes. None where the folder holds no weights.
+
+    Raises:
+        ValueError: if a file is no safetensors.
     """
     place: dict[str, tuple[str, int, dict[str, Any]]] = {}
     for path in _weight_files(folder):
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
+            if size > os.path.getsize(path):
+                raise ValueError(f"{path} is no safetensors file")
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
         place.update({name: (path, 8 + size, entry) for name, entry in header.items()})
@@ -179,7 +184,7 @@ def plain_card(results: dict[str, Any], source: Source, name: str) -> str:
     before = _metadata(read_text(source.find(CARD)))
     data = {key: before[key] for key in INHERITED if before.get(key)}
     origin = results.get("comes_from", {}).get("model")
-    if origin and not os.path.isdir(source.name):
+    if origin and source.name == origin:
         data["base_model"] = origin
     text = [f"# {' '.join(name.split())}", _summary(results)]
     if origin:
