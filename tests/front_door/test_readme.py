@@ -73,6 +73,7 @@ def test_console(command, desk, run, monkeypatch):
         monkeypatch.setattr("metaphrase.training.run.train", lambda options, **_: asked.append(options) or Path("runs"))
         check = GradientCheck("one batch", 2.0, 1.0, 0.0, 0.0)  # the real ones have tests of their own
         monkeypatch.setattr("metaphrase.training.gradients.check_gradients", lambda *_, **__: [check])
+        words += ["--seconds", "0.2"] if words[1] == "plan" else []
         stdin = (desk / shlex.split(files)[0]).read_bytes() if files else b""
         code, text, error = run(*words[1:], stdin=stdin)
         found_faults = words[1:3] == ["doctor", "data"] and code in (1, 3)  # the toy corpus has some
