@@ -18,12 +18,15 @@ from transformers.utils.hub import hf_api
 from .companions import (
     CARD,
     INDEX,
+    RESULTS,
+    RUN_RECORDS,
     SINGLE,
     TOKENIZER,
     WEIGHTS,
     Source,
     addressed,
     is_made,
+    read_json,
     read_text,
     with_tags,
     write_companions,
@@ -120,7 +123,8 @@ class OneSetOfWeights(PreTrainedModel):
         revision: str | None = None,
         commit_description: str | None = None,
     ) -> CommitInfo:
-        """One commit with the new files, which also deletes weights that `working_dir` does not have; then the card.
+        """One commit with the new files, which also deletes weights that `working_dir` does not have, and records of
+        the run that made other weights; then the card.
 
         A tokenizer that is on the Hub already stays, and so does a card that somebody wrote there.
         """
@@ -131,11 +135,15 @@ class OneSetOfWeights(PreTrainedModel):
         kept = {CARD, *(TOKENIZER if present.intersection(TOKENIZER) else ())}
         new = [name for name in _new_files(working_dir, files_timestamps) if name not in kept]
         saved = {name for name in os.listdir(working_dir) if WEIGHTS.fullmatch(name)}
-        stale = sorted(name for name in present - saved if saved and WEIGHTS.fullmatch(name))
+        stale = {name for name in present - saved if WEIGHTS.fullmatch(name)} if saved else set()
+        if RESULTS in present and saved:  # records of a run that made other weights
+            before = read_json(hf_api().hf_hub_download(repo_id, RESULTS, revision=revision, token=token))
+            now = read_json(os.path.join(working_dir, RESULTS))
+            stale |= present.intersection(RUN_RECORDS) if before.get("weights") != now.get("weights") else set()
         additions = [CommitOperationAdd(name, os.path.join(working_dir, name)) for name in new]
         commit = hf_api().create_commit(
             repo_id,
-            [*additions, *map(CommitOperationDelete, stale)],
+            [*additions, *map(CommitOperationDelete, sorted(stale))],
             commit_message=commit_message or "Upload model",
             commit_description=commit_description,
             token=token,

@@ -30,6 +30,7 @@ from metaphrase.modeling.companions import (
     CARD,
     INDEX,
     RESULTS,
+    RUN_RECORDS,
     SINGLE,
     WEIGHTS,
     Source,
@@ -255,9 +256,11 @@ def _make_repo(api: HfApi, repo_id: str, private: bool | None, revision: str | N
 
 
 def _upload_model(api: HfApi, repo_id: str, release: Release, revision: str | None, create_pr: bool) -> CommitInfo:
-    """One commit with everything but the card, and without weights of an earlier upload that the folder lacks."""
+    """One commit with everything but the card, and without weights and records of an earlier upload that the folder
+    lacks."""
     present = api.list_repo_files(repo_id, revision=revision)
-    stale = [name for name in present if (WEIGHTS.fullmatch(name) or name in PICKLES) and name not in release.files]
+    old = (RESULTS, *RUN_RECORDS, *PICKLES)
+    stale = [name for name in present if (WEIGHTS.fullmatch(name) or name in old) and name not in release.files]
     additions = [CommitOperationAdd(name, content) for name, content in release.files.items()]
     return api.create_commit(
         repo_id,

@@ -67,6 +67,14 @@ def push_many_ways() -> dict[str, Any]:
     found["branch"] = sorted(HfApi().list_repo_files("alice/hand", revision="next"))
     request = again.push_to_hub("alice/hand", create_pr=True)
     found["request"] = sorted(HfApi().list_repo_files("alice/hand", revision=request.pr_revision))
+    Path("run/recipe.yaml").write_text("seed: 1\n")
+    metaphrase.publish("run", "alice/records", tell=lambda line: None)
+    for name, source in (("same", AutoModelForSeq2SeqLM.from_pretrained("run")), ("other", again)):
+        source.push_to_hub("alice/records")
+        found[f"records, {name} weights"] = sorted(HfApi().list_repo_files("alice/records"))
+    metaphrase.publish("run", "alice/records", tell=lambda line: None)
+    metaphrase.publish("kept", "alice/records", tell=lambda line: None)
+    found["records, published"] = sorted(HfApi().list_repo_files("alice/records"))
     metaphrase.publish("kept", "alice/hand", tell=lambda line: None)
     found["published"] = look("alice/hand")
     return found
@@ -108,6 +116,11 @@ def test_a_card_that_somebody_wrote_stays(pushed: dict[str, Any]) -> None:
     assert set(pushed["hand"]["files"]) == WHOLE - TOKENIZER  # none was known
     assert set(pushed["branch"]) == set(pushed["request"]) == WHOLE
     assert set(pushed["published"]["files"]) == WHOLE and "By hand" not in pushed["published"]["card"]
+
+
+def test_records_of_a_run_stay_with_its_weights(pushed: dict[str, Any]) -> None:
+    assert set(pushed["records, same weights"]) == {*WHOLE, "recipe.yaml"}
+    assert set(pushed["records, other weights"]) == set(pushed["records, published"]) == WHOLE
 
 
 def push_refused(repo: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 RESULTS, CARD = "results.json", "README.md"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+RUN_RECORDS = ("recipe.yaml", "train_log.jsonl", "curves.png")
 MADE_FROM_RESULTS = "This card was made from"
 SIZES = ("encoder_layers", "decoder_layers", "d_model", "vocab_size")
 INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag")
@@ -102,7 +103,7 @@ def _weight_files(folder: str | os.PathLike) -> list[str]:
     single = os.path.join(folder, SINGLE)
     if os.path.isfile(single):
         return [single]
-    index = _read_json(os.path.join(folder, INDEX))
+    index = read_json(os.path.join(folder, INDEX))
     return sorted({os.path.join(folder, shard) for shard in index.get("weight_map", {}).values()})
 
 
@@ -122,7 +123,7 @@ def write_companions(model: Any, folder: str | os.PathLike, source: Source, name
         return
     _copy_tokenizer(model, folder, source)
     results, card = os.path.join(folder, RESULTS), os.path.join(folder, CARD)
-    here, there = _read_json(results), portable_results(_read_json(source.find(RESULTS)))
+    here, there = read_json(results), portable_results(read_json(source.find(RESULTS)))
     stale = here.get("weights") != digest
     carried = there.get("weights") == digest
     if stale:
@@ -253,7 +254,7 @@ def read_text(path: str | os.PathLike | None) -> str:
         return file.read()
 
 
-def _read_json(path: str | os.PathLike | None) -> dict[str, Any]:
+def read_json(path: str | os.PathLike | None) -> dict[str, Any]:
     """Content of a JSON file with one object; empty where there is none."""
     try:
         content = json.loads(read_text(path) or "{}")
