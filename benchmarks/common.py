@@ -100,7 +100,7 @@ def keep(name: str, record: dict[str, Any]) -> Path:
 
 
 def bar_chart(path: Path, measured: Measurements, ours: str, unit: str, title: str) -> None:
-    """Horizontal bars of the medians with their range, ours in another colour."""
+    """Horizontal bars of the medians with their range; those whose names end in `ours` in another colour."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -113,7 +113,7 @@ def bar_chart(path: Path, measured: Measurements, ours: str, unit: str, title: s
         [max(measured[name]) - median for median, name in zip(medians, names, strict=True)],
     ]
     figure, axes = pyplot.subplots(figsize=(8, 0.55 * len(names) + 1.2), layout="constrained")
-    colours = ["#0072B2" if name == ours else "#BBBBBB" for name in names]
+    colours = ["#0072B2" if name.endswith(ours) else "#BBBBBB" for name in names]
     axes.barh(names, medians, xerr=errors, color=colours, error_kw={"elinewidth": 1, "capsize": 3})
     for position, median in enumerate(medians):
         axes.annotate(f" {median:,.0f}", (0, position), va="center", ha="left", fontsize=9)
