@@ -1,0 +1,78 @@
+"""Peak memory of a training step beside Marian's, by vocabulary.
+
+Each contender is a process of its own: 4 + 4 layers, d_model 128, one batch of 4,096 padded tokens, float32. What is
+told is the highest resident memory during a step, less that before it, when weights, gradients and Adam's moments are
+there.
+Linux only: the high-water mark is reset through /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import keep, machine
+
+from training import TOKENS, marian, ours
+
+ROWS, LENGTH = TOKENS // 16, 16
+CONTENDERS = ("metaphrase", "Marian")
+MIB = 2**20
+
+
+def resident(field: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def peak_of_a_step(name: str, vocabulary: int) -> int:
+    """Bytes that a step needs beside what stays."""
+    import torch
+    from loss_curve import fast_loss, loss_from_logits
+
+    with tempfile.TemporaryDirectory(prefix="metaphrase-bench-") as folder:
+        model = marian(vocabulary) if name == "Marian" else ours(vocabulary, Path(folder))
+    loss_of = loss_from_logits if name == "Marian" else fast_loss
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step(rows: int) -> None:
+        ids = torch.randint(4, vocabulary, (rows, LENGTH))
+        loss_of(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    step(1)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    step(ROWS)
+    return resident("VmHWM") - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[10_000, 32_000])
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(peak_of_a_step(arguments.child[0], int(arguments.child[1])))
+        return
+    measured: dict[str, dict[str, float]] = {}
+    for vocabulary in arguments.vocabularies:
+        row = {}
+        for name in CONTENDERS:
+            command = [sys.executable, __file__, "--child", name, str(vocabulary)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            row[name] = int(done.stdout.split()[-1]) / MIB
+        measured[str(vocabulary)] = row
+        figures = "  ".join(f"{name} {value:,.0f} MiB" for name, value in row.items())
+        print(f"vocabulary {vocabulary:,}  {figures}  {row['metaphrase'] / row['Marian']:.2f} x", flush=True)
+    print(f"Kept in {keep('step-memory', {'machine': machine(1), 'unit': 'MiB', 'measured': measured})}")
+
+
+if __name__ == "__main__":
+    main()
