@@ -19,6 +19,44 @@ LINES_AT_ONCE = 16384
 
 
 @dataclass
+class TranslateSearch:
+    """What is looked for, beside --num_beams and --length_penalty."""
+
+    num_return: int = 1
+    """Outputs a line: the n best of a beam search, or so many samples. More than 1 are written as
+    `line<TAB>rank<TAB>score<TAB>text`, line and rank counted from 1; score is `-` where the search counts none."""
+    length_norm: Literal["length", "gnmt"] = "length"
+    """Divide a log-probability by |Y|^alpha, or by ((5 + |Y|) / 6)^alpha (Wu et al., 2016)."""
+    coverage_penalty: float = 0.0
+    """Beta of Wu et al. (2016): how much a source token without attention costs."""
+    early_stopping: Literal["true", "false", "never"] = "false"
+    """When a line is done. true: as soon as num_beams outputs are complete. false: when its best open beam is no better
+    than the worst of them. never: when it could not become better at any length."""
+    max_length: int | None = None
+    """Longest output in tokens, `</s>` counted. Unset: the source's length + 50."""
+    min_length: int = 0
+    """Shortest output in tokens, `</s>` not counted."""
+    no_repeat_ngram_size: int = 0
+    """No run of so many tokens comes twice in an output; 0: any may."""
+    sample: bool = False
+    """Draw tokens at random in place of looking for the best; --num_beams is then 1, if unset."""
+    temperature: float = 1.0
+    """Scores are divided by it before a token is drawn."""
+    top_k: int = 0
+    """Draw from the k best tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens whose probabilities sum to p or more."""
+    seed: int | None = None
+    """Seed of the draws: the same seed and line give the same samples, whatever else is translated."""
+    mbr: bool = False
+    """Of num_return outputs write the one that the others resemble most (minimum Bayes risk); of 16 samples or more."""
+    prefixes: str | None = None
+    """File with a beginning that each output must have, one a line; a blank line for none."""
+    ensemble: list[str] = field(default_factory=list)
+    """Further models with the same vocabulary, comma-separated: the probabilities of all are averaged."""
+
+
+@dataclass
 class TranslateOptions:
     """Translates lines of text with a model: one line in, one line out, a blank line for a blank line."""
 
@@ -39,6 +77,8 @@ class TranslateOptions:
     """`cpu`, `cuda`, `cuda:1`, … Unset: a GPU where there is one."""
     progress: bool | None = None
     """Show a progress bar on the standard error. Unset: where that is a terminal."""
+    search: TranslateSearch = field(default_factory=TranslateSearch)
+    """What is looked for, beside --num_beams and --length_penalty."""
 
 
 @dataclass
@@ -93,39 +133,116 @@ def translate_command(model_name: str, options: TranslateOptions) -> None:
         MetaphraseError: a file is not there or not UTF-8 text, or a value is impossible.
     """
     _check_positive(batch_tokens=options.batch_tokens, num_beams=options.num_beams)
-    with _reading(options.input) as source, _writing(options.output) as target:
-        from .decoding.translate import translate
-
-        model, tokenizer = _load(model_name, options.device)
-        search = _search(options, model)
+    _check_search(options)
+    for name in options.search.ensemble:
+        check_model_name(name)
+    with (
+        _reading(options.input) as source,
+        _beginnings(options.search.prefixes) as prefixes,
+        _writing(options.output) as target,
+    ):
+        models, tokenizer = _load_all([model_name, *options.search.ensemble], options.device)
+        search = _search(options, models[0])
         at_once = LINES_AT_ONCE
         if source.isatty():
             print("Type a line and press Enter; Ctrl-D ends.", file=sys.stderr)
             at_once = 1
         lines = _decoded(source, options.input or "standard input")
+        done = 0
         while batch := list(islice(lines, at_once)):
-            outputs = translate(
-                model,
-                tokenizer,
-                batch,
-                batch_tokens=options.batch_tokens,
-                progress=at_once > 1 and _wants_bar(options.progress),
-                **search,
-            )
-            target.writelines(f"{_one_line(output)}\n".encode() for output in outputs)
+            further: dict[str, Any] = {"progress": at_once > 1 and _wants_bar(options.progress)}
+            if prefixes is not None:
+                further["prefixes"] = _as_many(prefixes, len(batch), done, options.search.prefixes)
+            outputs = _written(models, tokenizer, batch, done, options, search | further)
+            target.writelines(f"{output}\n".encode() for output in outputs)
             target.flush()
+            done += len(batch)
+        if prefixes is not None and next(prefixes, None) is not None:
+            raise MetaphraseError(f"{options.search.prefixes} has more lines than the input, which has {done}")
+
+
+def _written(
+    models: list, tokenizer: Any, lines: list[str], done: int, options: TranslateOptions, search: dict[str, Any]
+) -> Iterator[str]:
+    """What is written for these lines, after `done` lines before them: a line for each, or n for each."""
+    from .decoding.translate import translate, translate_n_best
+
+    model = models[0] if len(models) == 1 else models
+    common = {"batch_tokens": options.batch_tokens, **search}
+    if options.search.num_return == 1 or options.search.mbr:
+        yield from map(_one_line, translate(model, tokenizer, lines, **common))
+        return
+    from .decoding.options import SearchOptions
+
+    own = {name: common.pop(name) for name in list(common) if name in SearchOptions.__dataclass_fields__}
+    found = translate_n_best(model, tokenizer, lines, options=SearchOptions(**own), **common)
+    for number, outputs in enumerate(found, done + 1):
+        for rank, output in enumerate(outputs, 1):
+            score = "-" if output.score is None else f"{output.score:.6f}"
+            yield "\t".join([str(number), str(rank), score, _one_line(output.text).replace("\t", " ")])
+
+
+def _check_search(options: TranslateOptions) -> None:
+    """Refuses what cannot be, before a model is loaded."""
+    from .decoding.options import SearchOptions
+
+    search = options.search
+    if search.mbr and search.num_return < 2:
+        raise MetaphraseError(
+            f"search.mbr chooses among outputs, and search.num_return is {search.num_return}; ask for 16 samples: "
+            "--search.sample true --search.num_return 16"
+        )
+    if search.sample and (options.num_beams or 1) > 1:
+        raise MetaphraseError(f"num_beams is {options.num_beams} and search.sample is true; samples need no beams")
+    SearchOptions(**_search_fields(search), num_beams=1 if search.sample else options.num_beams or 2**31)
+
+
+def _search_fields(search: TranslateSearch) -> dict[str, Any]:
+    """What was asked for, as fields of `SearchOptions`; what was not is left to its defaults."""
+    asked = {name: value for name, value in vars(search).items() if value != getattr(TranslateSearch(), name)}
+    for name in ("mbr", "prefixes", "ensemble"):
+        asked.pop(name, None)
+    if "early_stopping" in asked:
+        asked["early_stopping"] = True if search.early_stopping == "true" else search.early_stopping
+    return asked
 
 
 def _search(options: TranslateOptions, model) -> dict[str, Any]:
     """How to search: what the command line says, else what the model's generation_config.json says."""
-    search: dict[str, Any] = {}
+    search = _search_fields(options.search)
     for name in ("num_beams", "length_penalty"):
         given = getattr(options, name)
         value = given if given is not None else getattr(model.generation_config, name, None)
         if value is not None:
             search[name] = value
+    if options.num_beams is None:
+        if options.search.sample:
+            search["num_beams"] = 1
+        elif options.search.num_return > 1:
+            search["num_beams"] = max(search.get("num_beams") or 5, options.search.num_return)
+    if options.search.mbr:
+        search["mbr"] = True
     own = model.config.model_type == "metaphrase"
     return {"engine": options.engine or ("fast" if own else "generate"), **search}
+
+
+@contextmanager
+def _beginnings(name: str | None) -> Iterator[Iterator[str] | None]:
+    """The lines of the file with prefixes; None where there is no such file."""
+    if name is None:
+        yield None
+        return
+    with _reading(name) as file:
+        yield _decoded(file, name)
+
+
+def _as_many(prefixes: Iterator[str], count: int, done: int, name: str | None) -> list[str]:
+    found = list(islice(prefixes, count))
+    if len(found) < count:
+        raise MetaphraseError(
+            f"{name} has {done + len(found)} lines, and the input has more; give one for each, blank for no prefix"
+        )
+    return found
 
 
 def score_command(model_name: str, options: ScoreOptions) -> None:
@@ -187,6 +304,15 @@ def _load(model_name: str, device: str | None) -> tuple:
 
         raise MetaphraseError(loading_sentence(error, model_name)) from None
     return model.to(place).eval(), tokenizer
+
+
+def _load_all(names: list[str], device: str | None) -> tuple[list, Any]:
+    """Models that share a vocabulary, and the first one's tokenizer."""
+    (model, tokenizer), *further = [_load(name, device) for name in names]
+    for name, (_, other) in zip(names[1:], further, strict=True):
+        if other.get_vocab() != tokenizer.get_vocab():
+            raise MetaphraseError(f"the vocabularies of {names[0]} and {name} differ; an ensemble needs one for all")
+    return [model, *(other for other, _ in further)], tokenizer
 
 
 def _no_loading_bar() -> None:

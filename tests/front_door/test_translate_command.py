@@ -91,6 +91,56 @@ def test_engines_agree_and_a_penalty_of_zero_counts(model_folder, run, engine):
     }
 
 
+def test_n_best_lines_tell_line_rank_and_score(model_folder, run):
+    best = run("translate", model_folder, "--num_beams", 3, stdin=b"one two\n\nfour\n")[1].split("\n")
+    words = ["translate", model_folder, "--num_beams", 3, "--search.num_return", 3]
+    code, text, _ = run(*words, stdin=b"one two\n\nfour\n")
+    rows = [line.split("\t") for line in text.rstrip("\n").split("\n")]
+    assert code == 0 and [row[:2] for row in rows] == [[str(n), str(r)] for n in (1, 2, 3) for r in (1, 2, 3)]
+    assert [row[3] for row in rows[::3]] == best[:3]
+    assert [row[2:] for row in rows[3:6]] == [["-", ""]] * 3, "a blank line was not searched"
+    scores = [float(row[2]) for row in rows[:3]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_samples_depend_on_the_seed_and_mbr_is_one_of_them(model_folder, run):
+    words = ["translate", model_folder, "--search.sample", "true", "--search.num_return", 4, "--search.temperature", 3]
+    first = run(*words, "--search.seed", 1, stdin=b"one two\n")[1]
+    assert first == run(*words, "--search.seed", 1, stdin=b"one two\n")[1]
+    assert first != run(*words, "--search.seed", 2, stdin=b"one two\n")[1]
+    chosen = run(*words, "--search.seed", 1, "--search.mbr", "true", stdin=b"one two\n")[1].rstrip("\n")
+    assert chosen in [line.split("\t")[3] for line in first.split("\n")[:4]]
+
+
+def test_prefixes_come_line_by_line(model_folder, run, tmp_path):
+    plain = run("translate", model_folder, stdin=b"one\ntwo\n")[1].split("\n")
+    (tmp_path / "prefixes").write_text("seven\n\n", encoding="utf-8")
+    words = ["translate", model_folder, "--search.prefixes", tmp_path / "prefixes"]
+    found = run(*words, stdin=b"one\ntwo\n")[1].split("\n")
+    assert found[0].startswith("seven") and found[1] == plain[1]
+    assert "prefixes has 2 lines, and the input has more" in run(*words, stdin=b"one\ntwo\nsix\n")[2]
+    assert "prefixes has more lines than the input, which has 1" in run(*words, stdin=b"one\n")[2]
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model(model_folder, run):
+    words = ["translate", model_folder, "--num_beams", 2]
+    assert run(*words, "--search.ensemble", model_folder, stdin=b"one two\n") == run(*words, stdin=b"one two\n")
+
+
+def test_the_command_has_every_field_of_the_search_with_its_default():
+    from metaphrase.decoding.options import SearchOptions
+    from metaphrase.using import TranslateOptions, TranslateSearch, _check_search, _search_fields
+
+    ours, theirs = vars(TranslateSearch()), vars(SearchOptions())
+    assert set(theirs) - set(ours) == {"num_beams", "length_penalty"}, "which are options of the command itself"
+    same = [name for name in theirs if name in ours and name != "early_stopping"]
+    assert [ours[name] for name in same] == [theirs[name] for name in same]
+    for word, value in (("true", True), ("never", "never"), ("false", False)):
+        fields = _search_fields(TranslateSearch(early_stopping=word))
+        assert SearchOptions(**fields).early_stopping == value
+    _check_search(TranslateOptions())
+
+
 def test_a_line_feed_of_the_models_stays_in_its_line():
     assert using._one_line("a\nb") == "a b"
 
@@ -127,6 +177,14 @@ def test_score_prints_json(model_folder, run, tmp_path):
         (["translate", "{model}", "--input", "{tmp}"], "is a folder, not a file"),
         (["translate", "{model}", "--output", "{tmp}/no/such/out"], "there is no file or folder"),
         (["translate", "{model}", "--num_beams", "0"], "num_beams is 0; it must be 1 or more"),
+        (["translate", "{model}", "--search.mbr", "true"], "search.mbr chooses among outputs, and"),
+        (["translate", "{model}", "--search.num_return", "0"], "num_return is 0; it must be 1 or more"),
+        (["translate", "{model}", "--num_beams", "2", "--search.num_return", "3"], "num_return is 3, and a"),
+        (["translate", "{model}", "--search.sample", "true", "--num_beams", "2"], "samples need no beams"),
+        (["translate", "{model}", "--search.length_norm", "marian"], "it must be one of length, gnmt"),
+        (["translate", "{model}", "--search.top_p", "2"], "top_p is 2.0; it must be above 0 and at most 1"),
+        (["translate", "{model}", "--search.ensemble", "nowhere"], "there is no model folder nowhere"),
+        (["translate", "{model}", "--search.prefixes", "{tmp}/nowhere"], "there is no file or folder {tmp}/nowhere"),
         (["translate", "{model}", "--num_beam", "2"], 'no option --num_beam (did you mean "--num_beams"?)'),
         (["translate", "{model}", "--num_beams", "two"], 'num_beams is "two"; it must be a whole number'),
         (["translate", "{model}", "--device", "gpu0"], 'device is "gpu0"; it must be cpu, cuda'),
@@ -137,7 +195,7 @@ def test_score_prints_json(model_folder, run, tmp_path):
         (["score", "{model}", "--source", "{tmp}/three", "--reference", "{tmp}/two"], "has 3 lines but"),
         (["score", "{model}", "--source", "{tmp}/empty", "--reference", "{tmp}/empty"], "is empty"),
         (["score", "{model}", "--source", "{tmp}/two", "--reference", "{tmp}/two", "--metrics", "bleu"], "sacrebleu"),
-        (["translation"], 'no command "translation" (did you mean "translate"?); there are train, translate, score'),
+        (["translation"], 'no command "translation" (did you mean "translate"?); there are train, '),
     ],
 )  # fmt: skip
 def test_mistakes(words, told, model_folder, run, tmp_path, monkeypatch):
