@@ -93,7 +93,7 @@ def test_going_on_with_another_token_budget_ends_the_epoch_with_every_pair(tiny_
 def test_ctrl_c_saves_says_how_to_go_on_and_going_on_equals_never_having_stopped(tiny_options, tmp_path, capsys):
     plain = train(tiny_options(output=str(tmp_path / "plain")), recipe_name="tiny")
     options = tiny_options()
-    update = loop.add_gradients
+    update, handler = loop.add_gradients, signal.getsignal(signal.SIGINT)
 
     def interrupted(*args):
         if len(calls := interrupted.__dict__.setdefault("calls", [])) == 5:
@@ -106,7 +106,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_going_on_equals_never_having_stopped
         train(options, recipe_name="tiny", command="metaphrase train tiny --threads 1")
     assert "Go on with: metaphrase train tiny --threads 1 --resume" in capsys.readouterr().err
     assert [update for update, _ in checkpoint.list_checkpoints(Path(options.output) / "checkpoints")][-1] in (6, 7)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
     resumed = train(options, recipe_name="tiny", resume=True)
     assert same_weights(plain, resumed, 12)
