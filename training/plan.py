@@ -146,6 +146,8 @@ def make_plan(
     memory["formula"] = costs.training_memory(model.config, *epoch.largest, running_mean=ema).peak
     # At the end the final model and the average of checkpoints stand beside what training held.
     memory["process"] = measured.memory + (2 * costs.FLOAT + DOUBLE) * model.num_parameters()
+    unseen = 1 - measured.batch_tokens / int(options.batches.tokens)  # of the activations, where batches were smaller
+    memory["process"] += int(unseen * memory["activations"])
     plan = Plan(
         recipe=recipe_name,
         hardware=hardware(accelerator),

@@ -239,6 +239,8 @@ def size(count: float) -> str:
 
 def span(seconds: float) -> str:
     """A time as a person reads it."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

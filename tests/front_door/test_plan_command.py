@@ -57,4 +57,4 @@ def test_it_refuses_several_processes(run, recipe, monkeypatch):
 
 def test_sizes_and_times_for_people():
     assert [size(n) for n in (5, 13_166_592, 147e6, 2.5e9, 9e12)] == ["5 B", "13.2 MB", "147 MB", "2.5 GB", "9.0 TB"]
-    assert [span(n) for n in (9, 600, 10_000, 1e6)] == ["9 s", "10.0 min", "2.8 h", "11.6 days"]
+    assert [span(n) for n in (9, 600, 10_000, 1e6)] == ["9.0 s", "10.0 min", "2.8 h", "11.6 days"]
