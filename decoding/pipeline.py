@@ -22,6 +22,7 @@ from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.batches import is_blank
 from metaphrase.decoding.engines import LENGTH_MARGIN
+from metaphrase.decoding.mbr import minimum_bayes_risk
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.sentences import Piece, split_text
 from metaphrase.decoding.translate import Translation, translate_n_best
@@ -55,6 +56,11 @@ class PipelineOptions:
     """How many inputs of a stream are read and sorted by length before the first is returned."""
     progress: bool = False
     """Show a bar on the error stream."""
+    mbr: bool = False
+    """Of `num_return_sequences` outputs give the one that the others resemble most (`mbr.py`); best of 16 samples or
+    more."""
+    ensemble: Sequence[PreTrainedModel] = ()
+    """Further models with the same vocabulary: the probabilities of all are averaged."""
     search: dict[str, Any] = field(default_factory=dict)
     """Fields of `SearchOptions`; `num_beams` and `length_penalty`, unset, are those of the model's generation_config,
     else 5 and 1."""
@@ -117,13 +123,14 @@ class TranslationPipeline(Pipeline):
                 f"the input is {type(inputs).__name__}; give a text, a list or a dataset's column of texts, or a stream"
             )
         options, search = self._options(kwargs)
-        with_scores = search.num_return > 1 if options.return_scores is None else options.return_scores
+        several = search.num_return > 1 and not options.mbr
+        with_scores = several if options.return_scores is None else options.return_scores
 
         def show(found: list[Translation]) -> list[dict[str, Any]]:
             return [{"translation_text": one.text} | ({"score": one.score} if with_scores else {}) for one in found]
 
         def show_one(found: list[Translation]) -> Any:
-            return show(found) if search.num_return > 1 else show(found)[0]
+            return show(found) if several else show(found)[0]
 
         if isinstance(inputs, str):
             return show(self._translate([inputs], options, search)[0])
@@ -157,7 +164,8 @@ class TranslationPipeline(Pipeline):
                 for number, _ in enumerate(pieces)
             ]
             found = iter(self._forward([piece for pieces in cut for piece in pieces], beginnings, options, search))
-            return [self.postprocess([(piece, next(found)) for piece in pieces], search) for pieces in cut]
+            results = [self.postprocess([(piece, next(found)) for piece in pieces], search) for pieces in cut]
+        return [[least_risk(outputs)] for outputs in results] if options.mbr else results
 
     # What the library's class asks for
 
@@ -184,7 +192,12 @@ class TranslationPipeline(Pipeline):
             search.setdefault("num_beams", 1)
         if generation.length_penalty is not None:
             search.setdefault("length_penalty", generation.length_penalty)
-        return PipelineOptions(**{**self._forward_params, **call, "search": search}), SearchOptions(**search)
+        options = PipelineOptions(**{**self._forward_params, **call, "search": search})
+        if options.mbr and search.get("num_return", 1) < 2:
+            raise MetaphraseError(
+                "mbr chooses among outputs, and num_return_sequences is 1; ask for 16 samples or more"
+            )
+        return options, SearchOptions(**search)
 
     def preprocess(self, text: str, options: PipelineOptions) -> list[Piece]:
         """A text as pieces that the model can read; none of a blank one. A line end after it is not part of it."""
@@ -206,7 +219,7 @@ class TranslationPipeline(Pipeline):
         # In other models the padding before a shorter beginning would count as positions.
         for group in [range(len(pieces))] if ours else _alike(beginnings):
             found = translate_n_best(
-                self.model,
+                [self.model, *options.ensemble],
                 self.tokenizer,
                 [pieces[index].text for index in group],
                 options=search,
@@ -268,6 +281,12 @@ class TranslationPipeline(Pipeline):
         if language not in known:
             raise MetaphraseError(f"the model's tokenizer knows no language {language!r}")
         return self.tokenizer.convert_tokens_to_ids(known[language])
+
+
+def least_risk(outputs: list[Translation]) -> Translation:
+    """The output that the others resemble most."""
+    chosen = minimum_bayes_risk([output.text for output in outputs])
+    return next(output for output in outputs if output.text == chosen)
 
 
 def _is_one(prefix: str | Sequence[str] | None) -> bool:

@@ -26,6 +26,7 @@ from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CO
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import TokenizerOptions
+from metaphrase.decoding.mbr import minimum_bayes_risk
 from metaphrase.decoding.pipeline import TASK, TranslationPipeline
 from metaphrase.decoding.translate import translate
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
@@ -345,3 +346,15 @@ def by_generate(
     inputs = tokenizer(text, return_tensors="pt")
     ids = model.generate(**inputs, num_beams=3, num_return_sequences=2, max_length=11, **options)
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def test_minimum_bayes_risk_and_ensembles(translator: TranslationPipeline, model: PreTrainedModel) -> None:
+    settings = {"sample": True, "num_beams": 1, "num_return_sequences": 6, "temperature": 1.5, "seed": 1}
+    samples = [one["translation_text"] for one in translator(SPOKEN[0], **settings)]
+    assert len(set(samples)) > 1
+    chosen = minimum_bayes_risk(samples)
+    assert [one["translation_text"] for one in translator(SPOKEN[0], mbr=True, **settings)] == [chosen]
+    assert [one["translation_text"] for one in translator(["", SPOKEN[0]], mbr=True, **settings)] == ["", chosen]
+    with pytest.raises(MetaphraseError, match="num_return_sequences is 1; ask for 16"):
+        translator(SPOKEN[0], mbr=True)
+    assert translator(SPOKEN, ensemble=[model, model]) == translator(SPOKEN)
