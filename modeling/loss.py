@@ -130,8 +130,11 @@ def _split(tensor: torch.Tensor | None, like: torch.Tensor, rows: int) -> tuple:
 
 
 def _add_product(to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """to += a b, in place where the types allow it: a temporary of the size of `to` costs as much as the product."""
-    if a.dtype == to.dtype:
+    """to += a b, in place where the types allow it: on a CPU a temporary as large as `to` costs a third of the product.
+
+    Autocast does not reach an operation in place, so under it the product is made first, in the lower precision.
+    """
+    if a.dtype == to.dtype and not torch.is_autocast_enabled(a.device.type):
         to.addmm_(a, b)
     else:
         to += a @ b.to(a.dtype)
