@@ -19,7 +19,7 @@ help:
 	@echo "make test       all tests but the slow ones"
 	@echo "make test-slow  the slow ones"
 	@echo "make lint       ruff"
-	@echo "make bench      speed beside Seq2SeqTrainer and Marian"
+	@echo "make bench      speed beside Seq2SeqTrainer and Marian; with PEERS=1 beside Eole too"
 
 setup: $(VENV)/demo.stamp $(VENV)/test.stamp
 
@@ -56,7 +56,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/demo.stamp
-	$(BIN)/python benchmarks/training.py $(ARGS)
+	$(BIN)/python benchmarks/training.py $(if $(PEERS),--peers) $(ARGS)
 	$(BIN)/python benchmarks/gpu.py
 
 clean:

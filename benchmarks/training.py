@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from common import bar_chart, gemm_peak, keep, machine, ratios, table, take_turns
+from peers import train_eole
 
 TOKENS, VOCABULARY, WARM_UP = 4096, 10_000, 2
 SIZES = {"layers": 4, "d_model": 128, "ffn": 256, "heads": 4, "dropout": 0.3}
@@ -222,6 +223,9 @@ CONTENDERS = {
 }
 
 
+PEERS = {"Eole": train_eole}
+
+
 def in_child(name: str, folder: Path, updates: int, threads: int) -> float:
     """One measurement in a process of its own."""
     command = [sys.executable, __file__, "--child", name, "--work", str(folder), "--updates", str(updates)]
@@ -246,17 +250,18 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20, help="updates a measurement (default: 20)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each contender (default: 3)")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process (default: 2)")
-    parser.add_argument("--child", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--peers", action="store_true", help="also Eole, in a virtual environment of its own")
+    parser.add_argument("--child", choices=[*CONTENDERS, *PEERS], help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(CONTENDERS[arguments.child](arguments.work, arguments.updates))
+        print({**CONTENDERS, **PEERS}[arguments.child](arguments.work, arguments.updates))
         return
 
     with tempfile.TemporaryDirectory(prefix="metaphrase-bench-") as folder:
         prepare(arguments.data, Path(folder))
         contenders = {}
-        for name in CONTENDERS:
+        for name in [*CONTENDERS, *(PEERS if arguments.peers else ())]:
             place = Path(folder)
             contenders[name] = functools.partial(measure, name, place, arguments.updates, arguments.threads)
         measured = take_turns(contenders, arguments.rounds)
