@@ -86,8 +86,9 @@ def compare(
 def own_score(model: MetaphraseForConditionalGeneration, source: list[int], ids: list[int]) -> float:
     """log P(output | source) over its length, by the model's own forward."""
     target = [*ids, model.config.eos_token_id][:LIMIT]
-    inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
-    log_probs = model(input_ids=torch.tensor([source]), decoder_input_ids=inputs).logits[0].log_softmax(-1)
+    inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]], device=model.device)
+    logits = model(input_ids=torch.tensor([source], device=model.device), decoder_input_ids=inputs).logits
+    log_probs = logits[0].log_softmax(-1).cpu()
     return float(log_probs.gather(1, torch.tensor(target)[:, None]).mean())
 
 
@@ -160,6 +161,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = MetaphraseForConditionalGeneration.from_pretrained(arguments.model).eval()
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     lines = arguments.source.read_text(encoding="utf-8").split("\n")[: arguments.sentences]
     encoded = tokenizer(lines)["input_ids"]
     order = sorted((number for number, line in enumerate(lines) if line.strip()), key=lambda n: len(encoded[n]))
