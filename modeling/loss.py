@@ -134,7 +134,9 @@ def _add_product(to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
     Autocast does not reach an operation in place, so under it the product is made first, in the lower precision.
     """
-    if a.dtype == to.dtype and not torch.is_autocast_enabled(a.device.type):
+    kind = a.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if a.dtype == to.dtype and not autocast:
         to.addmm_(a, b)
     else:
         to += a @ b.to(a.dtype)

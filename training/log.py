@@ -49,7 +49,7 @@ class TrainLog:
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
     def close(self) -> None:
-        if not self.bar.disable:
+        if not self.bar.disable and self.bar.n:
             self.bar.clear()  # what is said next begins a line, an error among it
         self.bar.close()
         if self.file is not None:

@@ -28,18 +28,18 @@ def refuse() -> dict[str, list[Any]]:
     for name in ("private", "gated"):
         publish("tiny", f"alice/{name}", token="hf_alice", private=name == "private", tell=lambda line: None)
     api.update_repo_settings("alice/gated", gated="manual")
-    for name, config in (("empty", None), ("martian", '{"model_type": "martian"}'), ("pickled", None)):
+    for name, config in (("nothing", None), ("martian", '{"model_type": "martian"}'), ("torch_only", None)):
         api.create_repo(f"alice/{name}")
         if config:
             api.upload_file(path_or_fileobj=config.encode(), path_in_repo="config.json", repo_id=f"alice/{name}")
     torch.save({}, "pytorch_model.bin")
     for file in ("pytorch_model.bin", "tiny/config.json"):
-        api.upload_file(path_or_fileobj=file, path_in_repo=Path(file).name, repo_id="alice/pickled")
+        api.upload_file(path_or_fileobj=file, path_in_repo=Path(file).name, repo_id="alice/torch_only")
     Path("in").write_text("a b\n")
     told = {}
     for name, token in (
         *(("missing", "hf_alice"), ("private", "hf_bob"), ("gated", "hf_bob"), ("private", "hf_of_nobody")),
-        *(("empty", "hf_alice"), ("martian", "hf_alice"), ("pickled", "hf_alice")),
+        *(("nothing", "hf_alice"), ("martian", "hf_alice"), ("torch_only", "hf_alice")),
     ):
         os.environ["HF_TOKEN"] = token
         with contextlib.redirect_stderr(io.StringIO()) as printed:
@@ -60,9 +60,9 @@ def test_one_sentence_for_what_cannot_be_loaded(run_client: Callable[..., Answer
         "gated hf_bob": "alice/gated is open to those whom its owner admits; ask on its page, and log in with "
         "`hf auth login`",
         "private hf_of_nobody": "the Hub does not know this token; log in with `hf auth login`",
-        "empty hf_alice": unknown.format("empty"),
+        "nothing hf_alice": unknown.format("nothing"),
         "martian hf_alice": unknown.format("martian"),
-        "pickled hf_alice": "alice/pickled has no model.safetensors and no model.safetensors.index.json",
+        "torch_only hf_alice": "alice/torch_only has no model.safetensors and no model.safetensors.index.json",
     }
     assert answer.value == {name: [2, [f"metaphrase: {sentence}"]] for name, sentence in expected.items()}
     assert "hf_of_nobody" not in answer.output and "hf_alice" not in answer.output
