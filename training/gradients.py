@@ -189,4 +189,5 @@ def _work(rank: int, processes: int, port: int, place: Path, batches: Sequence[P
         states.save_tensors(
             place / "gradient.safetensors", {"loss": torch.tensor(loss, dtype=torch.float64), **gradients}
         )
-    accelerator.end_training()
+    accelerator.wait_for_everyone()
+    os._exit(0)  # the reducer of DDP holds the process group last, and its destructor can wait for a thread for ever
