@@ -34,6 +34,7 @@ def child(updates: int, batches: int, overlapped: bool) -> None:
     from engine_overhead import Pairs, small_model
 
     from metaphrase.configuration.options import RunOptions
+    from metaphrase.training import together
     from metaphrase.training.log import TrainLog
     from metaphrase.training.loop import Progress, Task, learn
     from metaphrase.training.run import start_processes
@@ -65,7 +66,7 @@ def child(updates: int, batches: int, overlapped: bool) -> None:
     (begin, before), (end, after) = laps[WARM_UP - 1], laps[-1]
     if accelerator.is_main_process:
         print(json.dumps({"tokens_per_second": (after - before) / (end - begin)}), flush=True)
-    accelerator.end_training()
+    together.end(accelerator)
 
 
 def measure(processes: int, batches: int, updates: int, overlapped: bool) -> float:

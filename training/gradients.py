@@ -22,9 +22,9 @@ from accelerate import Accelerator
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.options import BatchOptions, RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import states
+from metaphrase.training import states, together
 from metaphrase.training.data.batching import collate, plan_epoch
-from metaphrase.training.loop import add_gradients, share_counts
+from metaphrase.training.loop import add_gradients
 from metaphrase.training.material import gather
 from metaphrase.training.stream import Update
 
@@ -126,7 +126,7 @@ def gradient(
     tokens = sum(int((batch["labels"] >= 0).sum()) for batch in collated)
     update = Update(collated, tokens, [np.arange(len(batch["labels"])) for batch in collated])
     model.zero_grad(set_to_none=True)
-    counts = share_counts(accelerator, tokens, False, False)
+    counts = together.share_counts(accelerator, tokens, False, False)
     loss = add_gradients(accelerator, model, update, counts[0])
     if accelerator.num_processes > 1:
         torch.distributed.all_reduce(loss)
@@ -189,5 +189,4 @@ def _work(rank: int, processes: int, port: int, place: Path, batches: Sequence[P
         states.save_tensors(
             place / "gradient.safetensors", {"loss": torch.tensor(loss, dtype=torch.float64), **gradients}
         )
-    accelerator.wait_for_everyone()
-    os._exit(0)  # the reducer of DDP holds the process group last, and its destructor can wait for a thread for ever
+    together.end(accelerator)

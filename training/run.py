@@ -148,7 +148,7 @@ def train(
             finish(
                 Run(folder, recipe_name, command, options, material, accelerator, judge), plain, progress, stream.epochs
             )
-        accelerator.end_training()
+        together.end(accelerator)
     return folder
 
 

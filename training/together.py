@@ -48,6 +48,10 @@ SHORT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory"
 """What torch says, by version and device."""
 
 
+_KEPT: list[distributed.ProcessGroup] = []
+"""Process groups that were ended: see `end`."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What one process could not do, in words that can be sent to the others."""
@@ -257,3 +261,14 @@ def _said(error: Exception) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def end(accelerator: Accelerator) -> None:
+    """Trackers and connections are closed; what every process of a run calls last.
+
+    Python keeps the process group. DDP's reducer would else hold it last and free it with Python's lock in hand, while
+    the group's own thread may wait for that lock: the process then never ends.
+    """
+    if distributed.is_initialized():
+        _KEPT.append(distributed.group.WORLD)
+    accelerator.end_training()
