@@ -84,6 +84,16 @@ def check_limits(options: RunOptions) -> None:
     _check_preset(options.model.get("preset", "base"))
 
 
+def check_end(options: RunOptions) -> None:
+    """Refuses a run that nothing would end.
+
+    Raises:
+        MetaphraseError: no limit is set.
+    """
+    if options.max_updates is None and options.epochs is None and options.minutes is None:
+        raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
+
+
 def nearest(name: str, names: Any) -> str:
     """` (did you mean "x"?)` for the closest of `names`, or nothing where none is close."""
     known = [str(known) for known in names]

@@ -20,7 +20,7 @@ import numpy as np
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.configuration.limits import check_limits
+from metaphrase.configuration.limits import check_end, check_limits
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training import costs
 from metaphrase.training.assumed import Assumptions
@@ -255,6 +255,7 @@ class Run:
 
     def last_update(self) -> tuple[int, str]:
         """The update after which the run ends, and which of its limits that is; as `loop.Budget` has it."""
+        check_end(self.options)
         ends: list[tuple[int, str]] = []
         if self.options.max_updates is not None:
             ends.append((self.options.max_updates, "max_updates"))
@@ -262,12 +263,10 @@ class Run:
             ends.append((math.ceil(self.options.epochs * self.epoch.updates), "epochs"))
         if self.options.minutes is not None:
             ends.append((self._within(60 * self.options.minutes - self.start), "minutes"))
-        if not ends and self.options.epochs is not None:
+        if not ends:
             raise MetaphraseError(
                 "How long a pass over a stream is, is not known before it: set max_updates or minutes."
             )
-        if not ends:
-            raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
         return min(ends)
 
     def _within(self, seconds: float) -> int:

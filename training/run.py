@@ -19,7 +19,7 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType, ProjectConfigur
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
-from metaphrase.configuration.limits import check_limits, nearest
+from metaphrase.configuration.limits import check_end, check_limits, nearest
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, spread, states, together
@@ -59,8 +59,7 @@ def train(
     """
     started = time.monotonic()
     check_limits(options)
-    if options.max_updates is None and options.epochs is None and options.minutes is None:
-        raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
+    check_end(options)
     folder = Path(options.output or f"runs/{recipe_name}")
     accelerator = start_processes(options, folder)
     with together.naming(accelerator, "outside of training"), contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .configuration.errors import MetaphraseError
+from .configuration.limits import check_end
 from .configuration.options import RunOptions
 from .configuration.recipe_files import recipe_help, recipe_name
 from .options_parser import options_parser
@@ -52,8 +53,7 @@ def plan_command(argv: Sequence[str]) -> int:
     seconds, *assumed = (_number(name, values[name]) for name in ("seconds", *ASSUMED))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise MetaphraseError("plan runs in one process; give the number of GPUs by --gpus")
-    if options.max_updates is None and options.epochs is None and options.minutes is None:
-        raise MetaphraseError("The run has no end: set max_updates, epochs or minutes.")
+    check_end(options)
     check_model(options)
 
     from .training.plan import Assumptions, make_plan
