@@ -63,6 +63,13 @@ def gemm_peak(threads: int, size: int = 2048, seconds: float = 1.0) -> float:
     return matrix_peak(torch.device("cuda" if there else "cpu"), half=there, size=size, seconds=seconds)
 
 
+def resident(field: str) -> int:
+    """Bytes of this process's memory by /proc/self/status: `VmRSS` is now, `RssAnon` the part of it that is no file's
+    page, `VmHWM` the highest so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def take_turns(contenders: dict[str, Callable[[], float]], rounds: int) -> Measurements:
     """Measure each contender once a round, A B C A B C …, so that a noisy neighbour disturbs all alike."""
     measured: Measurements = {name: [] for name in contenders}

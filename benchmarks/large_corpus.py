@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import keep, machine
+from common import keep, machine, resident
 
 LINES = 100_000
 REAL = 50
@@ -79,11 +79,8 @@ def enlarge(cache: Path, copies: int) -> None:
 
 def memory() -> dict[str, int]:
     """Megabytes of this process: in memory now, of these its own (no page of a file), and the most so far."""
-    status = dict(
-        line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")
-    )
     names = {"resident_mb": "VmRSS", "own_mb": "RssAnon", "peak_mb": "VmHWM"}
-    return {name: round(int(status[field].split()[0]) * 1024 / 1e6) for name, field in names.items()}
+    return {name: round(resident(field) / 1e6) for name, field in names.items()}
 
 
 def run_options(folder: Path, streaming: bool):

@@ -30,7 +30,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from common import RESULTS, gemm_peak, keep, machine
+from common import RESULTS, gemm_peak, keep, machine, resident
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.options import OptimizerOptions
@@ -40,6 +40,7 @@ from metaphrase.decoding.search import search
 from metaphrase.decoding.weights import read_weights
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import costs
+from metaphrase.training.measure import wait
 from metaphrase.training.schedule import build_optimizer, set_learning_rate
 
 TOKENS, SENTENCES = 2048, 8
@@ -130,9 +131,9 @@ def measure(work: str, size: Size, repeats: int, device: torch.device) -> dict[s
         before = torch.cuda.memory_allocated()
         seconds = _times(make(size, device), repeats, device)
         return {"seconds": min(seconds), "bytes": torch.cuda.max_memory_allocated() - before}
-    before = _resident("VmRSS")
+    before = resident("VmRSS")  # a forked process's highest mark starts anew
     seconds = _times(make(size, device), repeats, device)
-    return {"seconds": min(seconds), "bytes": max(0, _resident("VmHWM") - before)}
+    return {"seconds": min(seconds), "bytes": max(0, resident("VmHWM") - before)}
 
 
 def _times(act: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
@@ -141,18 +142,9 @@ def _times(act: Callable[[], object], repeats: int, device: torch.device) -> lis
     while len(seconds) < repeats and (not seconds or time.perf_counter() < ends):
         began = time.perf_counter()
         act()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(device)
         seconds.append(time.perf_counter() - began)
     return seconds
-
-
-def _resident(field: str) -> int:
-    """Bytes by /proc/self/status: VmRSS is now, VmHWM the highest so far. A forked process starts anew."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
 
 
 def in_fork(work: str, size: Size, repeats: int, device: torch.device) -> dict[str, float]:

@@ -14,19 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import keep, machine
+from common import keep, machine, resident
 
 from training import TOKENS, marian, ours
 
 ROWS, LENGTH = TOKENS // 16, 16
 CONTENDERS = ("metaphrase", "Marian")
 MIB = 2**20
-
-
-def resident(field: str) -> int:
-    """`VmRSS` or `VmHWM` of this process, bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def peak_of_a_step(name: str, vocabulary: int) -> int:

@@ -87,8 +87,15 @@ def peak_of(action: Callable[[], None], accelerator: Accelerator) -> int:
         torch.cuda.reset_peak_memory_stats()
         action()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
-    action()
+    else:
+        action()
+    return most_memory(accelerator.device)
+
+
+def most_memory(device: torch.device) -> int:
+    """Bytes that this process held at most: resident memory on a CPU, allocated memory on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return mark if sys.platform == "darwin" else mark * 1024
 

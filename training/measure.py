@@ -9,9 +9,7 @@ Searches write as many words as the reference has: so long are the outputs of a 
 
 from __future__ import annotations
 
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +30,7 @@ from metaphrase.decoding.weights import read_weights
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
 from metaphrase.training import checkpoint, costs, evaluate, spread, states
 from metaphrase.training.data.batching import collate
+from metaphrase.training.fit import most_memory
 from metaphrase.training.judge import Judge
 from metaphrase.training.log import TrainLog
 from metaphrase.training.loop import Progress, Task, learn
@@ -360,11 +359,3 @@ def wait(device: torch.device) -> None:
     """Until a GPU has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def most_memory(device: torch.device) -> int:
-    """Bytes that this process held at most: resident memory on a CPU, allocated memory on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return mark if sys.platform == "darwin" else mark * 1024
