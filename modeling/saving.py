@@ -150,29 +150,33 @@ class OneSetOfWeights(PreTrainedModel):
             create_pr=create_pr,
             revision=revision,
         )
+        tags = None
         if not files_timestamps:  # a new folder, in which the library's push has replaced the card
             tags = ModelCard(read_text(os.path.join(working_dir, CARD))).data.tags
             os.remove(os.path.join(working_dir, CARD))
             write_companions(self, working_dir, self._source, repo_id.split("/")[-1])
-        else:
-            tags = None
-        card = with_tags(read_text(os.path.join(working_dir, CARD)), tags)
+        card = read_text(os.path.join(working_dir, CARD))
         where = {"revision": commit.pr_revision or revision, "token": token}
-        try:
-            if CARD in present:
-                there = read_text(hf_api().hf_hub_download(repo_id, CARD, **where))
-                card = card if is_made(there) else with_tags(there, tags)
-            hf_api().upload_file(
-                path_or_fileobj=addressed(card, repo_id).encode(),
-                path_in_repo=CARD,
-                repo_id=repo_id,
-                commit_message="Add the model card",
-                create_pr=create_pr and not commit.pr_url,
-                **where,
-            )
-        except (ValueError, HfHubHTTPError) as error:
-            logger.warning(f"The model is at {repo_id} without its card, which the Hub refuses: {error}")
+        _send_card(card, tags, repo_id, there=CARD in present, create_pr=create_pr and not commit.pr_url, **where)
         return commit
+
+
+def _send_card(card: str, tags: list[str] | None, repo_id: str, *, there: bool, create_pr: bool, **where):
+    """Uploads the card with these tags too; one that somebody wrote, `there` on the Hub, is kept in its place. A Hub
+    that refuses it leaves a warning."""
+    try:
+        present = read_text(hf_api().hf_hub_download(repo_id, CARD, **where)) if there else ""
+        card = with_tags(present if there and not is_made(present) else card, tags)
+        hf_api().upload_file(
+            path_or_fileobj=addressed(card, repo_id).encode(),
+            path_in_repo=CARD,
+            repo_id=repo_id,
+            commit_message="Add the model card",
+            create_pr=create_pr,
+            **where,
+        )
+    except (ValueError, HfHubHTTPError) as error:
+        logger.warning(f"The model is at {repo_id} without its card, which the Hub refuses: {error}")
 
 
 def _new_files(folder: str | os.PathLike, before: dict[str, float]) -> list[str]:
