@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import shlex
 import time
 from dataclasses import replace
@@ -22,7 +21,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.limits import check_end, check_limits, nearest
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, spread, states, together
+from metaphrase.training import checkpoint, processor, spread, states, together
 from metaphrase.training.finish import Run, finish
 from metaphrase.training.fit import largest_batch
 from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder, write_recipe
@@ -168,7 +167,7 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
         ],
     )
     if accelerator.device.type == "cpu":
-        set_threads(options.threads, accelerator.num_processes)
+        processor.settle(options.threads, accelerator.num_processes)
     return accelerator
 
 
@@ -180,14 +179,6 @@ def check_trackers(wanted: list[str]) -> None:
             raise MetaphraseError(f'trackers: there is no "{name}"{nearest(name, known)}, only {", ".join(known)}.')
         if name not in here:
             raise MetaphraseError(f"trackers: {name} is not installed; install it, or leave it out.")
-
-
-def set_threads(wanted: int | None, processes: int) -> None:
-    """Share the cores out. OMP_NUM_THREADS rules for a single process; launchers set it to 1 on their own."""
-    if wanted is None and processes == 1 and os.environ.get("OMP_NUM_THREADS"):
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(wanted or max(1, cores // processes))
 
 
 def build_model(options: RunOptions, tokenizer: PreTrainedTokenizerFast) -> MetaphraseForConditionalGeneration:

@@ -118,6 +118,24 @@ def test_fast_path_with_logits_far_apart():
         assert worst(ours, theirs) < 1e-4
 
 
+def test_fast_path_where_some_targets_have_no_chance():
+    """Rows so sure of another word that the target's probability is no float32 number, beside rows that are not."""
+    torch.manual_seed(0)
+    h = torch.randn(9, 4) * torch.tensor([1.0, 300.0, 2.0, 80.0, 1.0, 40.0, 500.0, 0.1, 20.0])[:, None]
+    w, labels = torch.randn(11, 4), torch.randint(0, 11, (9,))
+    labels[4] = IGNORED
+    p_target = F.linear(h, w).softmax(-1).gather(1, labels.clamp(min=0).unsqueeze(1))
+    assert (p_target == 0).any() and ((p_target > 0) & (p_target < 1e-30)).any() and (p_target > 0.1).any()
+    results = []
+    for function in (lambda h, w: linear_cross_entropy_per_token(h, w, labels, 0.1),
+                     lambda h, w: cross_entropy_per_token(F.linear(h, w), labels, 0.1)):  # fmt: skip
+        leaves = h.clone().requires_grad_(), w.clone().requires_grad_()
+        value = function(*leaves)
+        results.append((value, *torch.autograd.grad(value, leaves)))
+    for ours, theirs in zip(*results, strict=True):
+        assert worst(ours, theirs) < 1e-6 * theirs.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fast_path_in_half_precision(dtype):
     fast, slow = both(dtype=dtype)
