@@ -197,7 +197,7 @@ class RunOptions:
     compile: bool = False
     """Compile the model with `torch.compile`."""
     threads: int | None = None
-    """Threads of one process on a CPU. Unset: the machine's cores over the processes."""
+    """Threads of one process on a CPU. Unset: the machine's cores over the processes. Dropout's masks depend on it."""
     timeout: int = 1800
     """Seconds that a process waits for another before it gives up; the longest evaluation must fit in."""
     log_every: int = 10

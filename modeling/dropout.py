@@ -4,19 +4,35 @@ On a CPU most of dropout's time goes into drawing one random number an element. 
 at once and uses 16 of them an element, four times as fast; a probability is then rounded to a multiple of 2^-16.
 """
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
 BITS = 16
+_THREAD = threading.local()
+
+
+@contextlib.contextmanager
+def random_from(generator: torch.Generator) -> Iterator[None]:
+    """Let this thread's fast dropout draw from a generator of its own, so that threads do not race for torch's."""
+    _THREAD.generator = generator
+    try:
+        yield
+    finally:
+        _THREAD.generator = None
 
 
 def keep_scale(like: torch.Tensor, p: float) -> torch.Tensor:
     """A random tensor like `like`: 0 with chance p, else 1 / (1 - p), so that the mean is 1.
 
-    p is rounded to a multiple of 2^-16, and the scale is that of the rounded p. Draws from torch's CPU generator.
+    p is rounded to a multiple of 2^-16, and the scale is that of the rounded p. Draws from torch's CPU generator, or
+    from that of `random_from`.
     """
-    count = like.numel()
-    words = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
+    count, generator = like.numel(), getattr(_THREAD, "generator", None)
+    words = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     draws = words.view(torch.int16)[:count].view(like.shape)  # each of -2^15 … 2^15 - 1 equally often
     dropped = round(p * 2**BITS)
     kept = torch.ge(draws, dropped - 2 ** (BITS - 1), out=torch.empty_like(like))  # 1 or 0, with no boolean between

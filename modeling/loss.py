@@ -150,16 +150,21 @@ def _add_product(to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         to += a @ b.to(a.dtype)
 
 
+def _may_look(tensor: torch.Tensor) -> bool:
+    """Whether a decision on values costs nothing: an accelerator would have to stop for it."""
+    return tensor.device.type == "cpu"
+
+
 def _softmax_in_place(
     logits: torch.Tensor, at_target: torch.Tensor, y: torch.Tensor, h: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """p = softmax(z), written over z, and log Z = log sum_v exp(z_v), [n, 1].
 
-    log Z = z_v - log p_v for any v. Off the CPU v is the highest entry, the one of p that is 1 / Z of exp(z - highest).
-    On a CPU it is the target, which saves two passes over [n, V]; rows whose target has a p too small to be written
-    down, which one has to look at p to know, are multiplied again.
+    log Z = z_v - log p_v for any v. Off the CPU v is the highest entry, whose p is 1 / Z of exp(z - highest). On a CPU
+    it is the target, which saves two passes over [n, V]; rows whose target has a p too small to be written down, which
+    one has to look at p to know, are multiplied again.
     """
-    if logits.device.type != "cpu":
+    if not _may_look(logits):
         highest = logits.amax(-1, keepdim=True)
         p = torch.softmax(logits, -1, out=logits)
         return p, highest - p.amax(-1, keepdim=True).log()

@@ -22,7 +22,7 @@ from torch import nn
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
-from metaphrase.training import together
+from metaphrase.training import parts, together
 from metaphrase.training.log import TrainLog
 from metaphrase.training.objective import Loss, make_loss, plain_loss
 from metaphrase.training.running_mean import RunningMean
@@ -231,6 +231,10 @@ def add_share(
         last = number + 1 == len(update.batches)
         try:
             batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+            number_of_parts = parts.number_of_parts(model, batch)
+            if number_of_parts > 1:
+                total += parts.add_gradient(model, batch, tokens, loss_of, number_of_parts)
+                continue
             with contextlib.nullcontext() if last else hold_back(model):
                 loss = loss_of(model, batch, tokens)
                 accelerator.backward(loss * factor if factor > 1 else loss)

@@ -83,6 +83,13 @@ def both(rows=(4, 7), width=12, vocab=23, *, ignored="some", smoothing=0.1, item
     return results
 
 
+@pytest.fixture(params=[True, False], ids=["on a CPU", "elsewhere"])
+def either_way(request, monkeypatch):
+    """The normaliser as it is found on a CPU, and as on an accelerator."""
+    monkeypatch.setattr(loss_module, "_may_look", lambda tensor: request.param)
+
+
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("chunk", [1, 3, 28, 1000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("ignored", ["none", "some", "all"])
@@ -97,6 +104,7 @@ def test_fast_path_equals_its_slow_twin(chunk, smoothing, ignored, monkeypatch):
             assert all(not tensor.any() for tensor in fast)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vocab", [1, 2, 1000])
 @pytest.mark.parametrize("rows", [(1, 1), (300,), (2, 129)])
 def test_fast_path_at_odd_sizes(vocab, rows):
@@ -105,6 +113,7 @@ def test_fast_path_at_odd_sizes(vocab, rows):
         assert worst(ours, theirs) < 2e-5
 
 
+@pytest.mark.usefixtures("either_way")
 def test_fast_path_with_logits_far_apart():
     """Scores of hundreds, which overflow an exponential."""
     h = torch.tensor([[100.0, -100.0], [0.0, 60.0]], requires_grad=True)
@@ -118,6 +127,7 @@ def test_fast_path_with_logits_far_apart():
         assert worst(ours, theirs) < 1e-4
 
 
+@pytest.mark.usefixtures("either_way")
 def test_fast_path_where_some_targets_have_no_chance():
     """Rows so sure of another word that the target's probability is no float32 number, beside rows that are not."""
     torch.manual_seed(0)
@@ -136,6 +146,7 @@ def test_fast_path_where_some_targets_have_no_chance():
         assert worst(ours, theirs) < 1e-6 * theirs.abs().max()
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fast_path_in_half_precision(dtype):
     fast, slow = both(dtype=dtype)
@@ -145,6 +156,7 @@ def test_fast_path_in_half_precision(dtype):
         assert worst(ours, right) < 2 * worst(twin, right) + 0.02  # no worse than the twin, against float32
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fast_path_under_autocast(dtype):
     with torch.autocast("cpu", dtype=dtype):

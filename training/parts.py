@@ -1,0 +1,81 @@
+"""A batch's gradient on several cores of one process: each of a few threads learns from some of the pairs.
+
+PyTorch by itself shares out each operation, and those of a small model are too short for that: two threads have 1.6
+times the speed of one. Two halves of the batch, each with a forward and a backward pass in a thread of its own, have
+1.9 times. The loss is a sum over target tokens, divided by their number in the whole update, so the parts' gradients
+add up to the batch's. They are added in order: a run can be repeated bit for bit with as many threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+from torch import nn
+
+from metaphrase.modeling.dropout import random_from
+from metaphrase.training import together
+from metaphrase.training.objective import Loss
+
+MOST = 4
+"""Parts of a batch: beyond, threads wait for each other in Python; more threads are shared out inside the parts."""
+LEAST = 256
+"""Target positions of a part; below, two passes cost more than they gain."""
+
+
+def number_of_parts(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
+    """How many threads are to learn from this batch; 1 where it is better, or only safe, not to split it.
+
+    Attention's own dropout and recomputed activations draw from the process's one random generator, in whatever order
+    threads come to it.
+    """
+    labels, config = batch["labels"], getattr(model, "config", None)
+    if labels.device.type != "cpu" or not together.votes(model) or hasattr(model, "_orig_mod"):
+        return 1
+    if getattr(config, "attention_dropout", 1.0) or getattr(model, "is_activation_checkpointing", True):
+        return 1
+    return max(1, min(torch.get_num_threads(), MOST, len(labels), labels.numel() // LEAST))
+
+
+def add_gradient(
+    model: nn.Module, batch: dict[str, torch.Tensor], tokens: torch.Tensor, loss_of: Loss, parts: int
+) -> torch.Tensor:
+    """Add a batch's gradient to the model's, as `loss_of(model, batch, tokens).backward()` does; returns the loss.
+
+    Args:
+        tokens: target tokens of the whole update.
+        parts: into how many the rows are cut, as evenly as can be.
+
+    Raises:
+        whatever a part raised, the first of them; then no gradient has changed.
+    """
+    threads = torch.get_num_threads()
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+
+    def learn(number: int) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+        rows = {name: tensor.tensor_split(parts)[number] for name, tensor in batch.items()}
+        with random_from(torch.Generator().manual_seed((seed + number) % 2**63)):
+            loss = loss_of(model, rows, tokens)
+            return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
+
+    workers = _workers(parts, threads // parts)
+    torch.set_num_threads(threads // parts)  # of the matrix library, where the number is the whole process's
+    try:
+        futures = [workers.submit(learn, number) for number in range(parts)]
+        wait(futures)
+    finally:
+        torch.set_num_threads(threads)
+    results = [future.result() for future in futures]
+    for _, gradients in results:
+        for parameter, gradient in zip(wanted, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    return torch.stack([loss.double() for loss, _ in results]).sum()
+
+
+@functools.cache
+def _workers(number: int, threads: int) -> ThreadPoolExecutor:
+    """So many threads that wait for work; each may use so many itself."""
+    return ThreadPoolExecutor(number, "part", initializer=torch.set_num_threads, initargs=(threads,))
