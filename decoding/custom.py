@@ -4,7 +4,8 @@
     model.generate(**inputs, num_beams=5, custom_generate=fast_search)
 
 `generate` prepares all it always prepares (settings, encoder, processors, limits) and leaves the search to us. Beyond
-its own settings these may be given to it: `length_norm`, `coverage_penalty`, `seed`, `ensemble` (further models).
+its own settings these may be given to it: `length_norm`, `coverage_penalty`, `seed`, `ensemble` (further models), and
+`mbr`, the tokenizer: of the `num_return_sequences` outputs the one that the others resemble most is given (`mbr.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.beam import Hypothesis
 from metaphrase.decoding.greedy import Task
+from metaphrase.decoding.mbr import minimum_bayes_risk
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.search import search
 from metaphrase.decoding.step import encode
@@ -53,9 +61,10 @@ def fast_search(
     coverage_penalty: float = 0.0,
     seed: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
+    mbr: PreTrainedTokenizerBase | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
-    """A `custom_generate` of transformers: the ids that `generate` gives without it, [B x n, T].
+    """A `custom_generate` of transformers: the ids that `generate` gives without it, [B x n, T]; with `mbr` [B, T].
 
     With `return_dict_in_generate` a beam search also gives `sequences_scores`.
 
@@ -64,6 +73,8 @@ def fast_search(
     """
     refuse_unknown(generation_config, stopping_criteria, model_kwargs)
     config = generation_config
+    if mbr is not None and config.num_return_sequences < 2:
+        raise MetaphraseError("mbr chooses among outputs, and num_return_sequences is 1; ask for 16 samples or more")
     options = SearchOptions(
         num_beams=config.num_beams,
         num_return=config.num_return_sequences,
@@ -97,7 +108,15 @@ def fast_search(
         logits_processor,
         states,
     )
+    if mbr is not None:
+        found = [[of_least_risk(hypotheses, mbr)] for hypotheses in found]
     return as_generate_gives_it(found, input_ids[::copies], config)
+
+
+def of_least_risk(hypotheses: list[Hypothesis], tokenizer: PreTrainedTokenizerBase) -> Hypothesis:
+    """The first of those whose text has the highest expected utility among them all."""
+    texts = [tokenizer.decode(hypothesis.tokens, skip_special_tokens=True) for hypothesis in hypotheses]
+    return hypotheses[texts.index(minimum_bayes_risk(texts))]
 
 
 def refuse_unknown(config: GenerationConfig, criteria: StoppingCriteriaList, model_kwargs: dict[str, Any]) -> None:
@@ -164,7 +183,7 @@ def as_generate_gives_it(
     outputs = [hypothesis for hypotheses in found for hypothesis in hypotheses]
     longest = max(len(output.tokens) for output in outputs)
     chosen = torch.tensor([output.tokens + [pad] * (longest - len(output.tokens)) for output in outputs])
-    repeated = prompts.repeat_interleave(config.num_return_sequences, 0)
+    repeated = prompts.repeat_interleave(len(outputs) // len(found), 0)
     sequences = torch.cat([repeated, chosen.to(repeated)], dim=1)
     if not config.return_dict_in_generate:
         return sequences

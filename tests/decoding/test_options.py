@@ -200,6 +200,26 @@ def test_minimum_bayes_risk_prefers_what_others_resemble():
     assert minimum_bayes_risk(["b", "a", "a"], lambda h, r: float(h == r)) == "a"
 
 
+def test_mbr_inside_generate(tokenizer):
+    """Of the samples that the same call without it gives, the one of least risk: by text, so `</s>` makes no other."""
+    model, (ids, mask) = make_model(3), make_sources(4)
+    settings = {
+        "input_ids": ids, "attention_mask": mask, "do_sample": True, "num_beams": 1, "num_return_sequences": 12,
+        "custom_generate": fast_search, "seed": 5,
+    }  # fmt: skip
+    samples = model.generate(**settings)
+    chosen = model.generate(**settings, mbr=tokenizer)
+    assert samples.shape[0] == 48 and chosen.shape[0] == 4
+    for row, of_row in zip(chosen, samples.split(12), strict=True):
+        texts = tokenizer.batch_decode(of_row, skip_special_tokens=True)
+        assert len(set(texts)) > 3
+        assert tokenizer.decode(row, skip_special_tokens=True) == minimum_bayes_risk(texts)
+    given = model.generate(**settings, mbr=tokenizer, return_dict_in_generate=True)
+    assert torch.equal(given.sequences, chosen)
+    with pytest.raises(MetaphraseError, match="num_return_sequences is 1; ask for 16 samples"):
+        model.generate(**{**settings, "num_return_sequences": 1}, mbr=tokenizer)
+
+
 def test_mbr_in_translate(model, tokenizer, texts):
     settings = {"num_beams": 1, "sample": True, "num_return": 6, "seed": 1}
     found = translate(model, tokenizer, ["", *texts[:3]], mbr=True, **settings)

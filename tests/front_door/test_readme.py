@@ -1,4 +1,4 @@
-"""The README's snippets run, its commands are commands, its files are there, and it names every recipe's like."""
+"""The snippets of README.md and docs/translating.md run, their commands are commands, the files they name are there."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from .conftest import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRANSLATING = (ROOT / "docs/translating.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+    lines = [line for text in (README, TRANSLATING) for block in blocks("console", text) for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
     return [line.removeprefix("$ ").split("#")[0].strip() for line in lines]
 
@@ -43,10 +44,9 @@ def desk(tmp_path, model_folder, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python(number, desk, capsys):
-    block = blocks("python")[number]
-    exec(compile(block, f"README.md, python block {number + 1}", "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("block", [*blocks("python"), *blocks("python", TRANSLATING)])
+def test_python(block, desk, capsys):
+    exec(compile(block, block, "exec"), {"__name__": "readme"})
     assert bool(capsys.readouterr().out.strip()) == ("print(" in block)
 
 
@@ -92,8 +92,9 @@ def test_the_recipe_in_the_readme_is_whole(desk):
 
 
 def test_the_files_it_names_are_there():
-    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / name).exists(), name
+    for folder, text in ((ROOT, README), (ROOT / "docs", TRANSLATING)):
+        for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (folder / name).exists(), name
 
 
 def test_the_first_screen():
