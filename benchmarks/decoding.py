@@ -4,7 +4,8 @@
 
 All contenders get the same batches (so many sentences, sorted by length) with the same limit, and take turns. Wall
 and processor time are both kept: on a machine that others use, the second is the fairer one. "Same ids" counts
-sentences on which a contender's token ids equal those of `generate` at the same setting. The others are listed in the
+sentences on which a contender's token ids equal those of `generate` at the same setting; for CTranslate2, whose beam
+search stops like `early_stopping=True`, those of our search with that. The others are listed in the
 record with the model's own score of both outputs (log-probability a token); ties are those within 1e-5 of each other.
 """
 
@@ -15,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +107,16 @@ def measure(
         for name in engines
     }
     wall = take_turns(contenders, rounds)
-    reference = contenders[REFERENCE].outputs
+    early = make_engine("fast", [model], replace(options, early_stopping=True))
+    early_outputs = Contender(early, config.decoder_start_token_id, config.eos_token_id, batches).run(batches)
+    references = {name: early_outputs if "ctranslate2" in name else contenders[REFERENCE].outputs for name in engines}
     return {
         "beams": beams,
         "batch": size,
         "sentences": len(sources),
         "wall": wall,
         "processor": {name: contender.processor for name, contender in contenders.items()},
-        "ids": {name: compare(contender.outputs, reference, sources, model) for name, contender in contenders.items()},
+        "ids": {name: compare(one.outputs, references[name], sources, model) for name, one in contenders.items()},
         "outputs": {name: contender.outputs for name, contender in contenders.items()},
     }
 

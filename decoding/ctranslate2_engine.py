@@ -20,7 +20,8 @@ ITS_OWN = ("num_beams", "num_return", "length_penalty", "max_length", "min_lengt
 def ctranslate2_engine(models: Sequence[PreTrainedModel], options: SearchOptions, quantization: str, margin: int):
     """Converts the model in passing and searches with the engine, on as many threads as torch uses.
 
-    Its beam search stops by a rule of its own, so a hypothesis may differ from `generate`'s; greedy ids do not.
+    Its beam search stops as ours does with `early_stopping` True, whether that is asked for or not: then, and in greedy
+    search, float32 gives the same ids.
 
     Args:
         quantization: "float32", "float16" or "int8".
@@ -38,7 +39,8 @@ def ctranslate2_engine(models: Sequence[PreTrainedModel], options: SearchOptions
     if len(models) > 1:
         raise MetaphraseError(f"engine 'ctranslate2' takes one model, and {len(models)} were given; use engine 'fast'")
     for name, value in vars(SearchOptions()).items():
-        if name not in ITS_OWN and getattr(options, name) != value:
+        own = name in ITS_OWN or (name == "early_stopping" and options.early_stopping is True)
+        if not own and getattr(options, name) != value:
             raise MetaphraseError(f"engine 'ctranslate2' does not know {name} {getattr(options, name)!r}; use 'fast'")
     model = models[0]
     tokens = [str(number) for number in range(model.config.vocab_size)]  # the engine wants strings, and any will do
