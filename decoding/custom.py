@@ -73,6 +73,8 @@ def fast_search(
     """
     refuse_unknown(generation_config, stopping_criteria, model_kwargs)
     config = generation_config
+    if mbr is not None and not isinstance(mbr, PreTrainedTokenizerBase):
+        raise MetaphraseError(f"mbr is {mbr!r}; inside generate it must be the tokenizer that gives outputs their text")
     if mbr is not None and config.num_return_sequences < 2:
         raise MetaphraseError("mbr chooses among outputs, and num_return_sequences is 1; ask for 16 samples or more")
     options = SearchOptions(

@@ -59,6 +59,9 @@ class PipelineOptions:
     mbr: bool = False
     """Of `num_return_sequences` outputs give the one that the others resemble most (`mbr.py`); best of 16 samples or
     more."""
+    engine: str | None = None
+    """What searches: `fast`, `generate`, `ctranslate2`, `ctranslate2-float16` or `ctranslate2-int8`. Unset: `fast` for
+    this package's models, the library's `generate` for others."""
     ensemble: Sequence[PreTrainedModel] = ()
     """Further models with the same vocabulary: the probabilities of all are averaged."""
     search: dict[str, Any] = field(default_factory=dict)
@@ -226,7 +229,7 @@ class TranslationPipeline(Pipeline):
                 batch_tokens=options.batch_tokens,
                 progress=options.progress,
                 prefixes=[beginnings[index] for index in group] if any(beginnings) else None,
-                engine="fast" if ours else "generate",
+                engine=options.engine or ("fast" if ours else "generate"),
             )
             for index, translations in zip(group, found, strict=True):
                 results[index] = translations

@@ -17,12 +17,14 @@ _THREAD = threading.local()
 
 @contextlib.contextmanager
 def random_from(generator: torch.Generator) -> Iterator[None]:
-    """Let this thread's fast dropout draw from a generator of its own, so that threads do not race for torch's."""
+    """Let this thread's fast dropout draw from a generator of its own, so that threads do not race for torch's. Torch's
+    own dropout, which compiled code takes, is not reached."""
+    before = getattr(_THREAD, "generator", None)
     _THREAD.generator = generator
     try:
         yield
     finally:
-        _THREAD.generator = None
+        _THREAD.generator = before
 
 
 def keep_scale(like: torch.Tensor, p: float) -> torch.Tensor:

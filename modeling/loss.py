@@ -151,8 +151,8 @@ def _add_product(to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _may_look(tensor: torch.Tensor) -> bool:
-    """Whether a decision on values costs nothing: an accelerator would have to stop for it."""
-    return tensor.device.type == "cpu"
+    """Whether values may decide what is done: an accelerator would have to stop for it, and a compiler has none."""
+    return tensor.device.type == "cpu" and type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def _softmax_in_place(

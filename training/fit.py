@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from metaphrase.configuration.errors import MetaphraseError
+from metaphrase.training import parts
 from metaphrase.training.objective import Loss
 from metaphrase.training.together import is_out_of_memory
 
@@ -41,7 +42,11 @@ def largest_batch(model: nn.Module, loss: Loss, accelerator: Accelerator, *, lon
         rows, length = max(1, tokens // longest), min(tokens, longest)
         ids = torch.randint(4, max(5, vocabulary), (rows, length), device=accelerator.device)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-        return peak_of(lambda: accelerator.backward(loss(model, batch, torch.tensor(float(ids.numel())))), accelerator)
+        count = torch.tensor(float(ids.numel()))
+        number = parts.number_of_parts(model, batch, accelerator.mixed_precision)
+        if number > 1:
+            return peak_of(lambda: parts.add_gradient(model, batch, count, loss, number), accelerator)
+        return peak_of(lambda: accelerator.backward(loss(model, batch, count)), accelerator)
 
     model.train()
     try:

@@ -231,7 +231,7 @@ def add_share(
         last = number + 1 == len(update.batches)
         try:
             batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
-            number_of_parts = parts.number_of_parts(model, batch)
+            number_of_parts = parts.number_of_parts(model, batch, accelerator.mixed_precision)
             if number_of_parts > 1:
                 total += parts.add_gradient(model, batch, tokens, loss_of, number_of_parts)
                 continue

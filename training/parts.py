@@ -1,4 +1,4 @@
-"""A batch's gradient on several cores of one process: each of a few threads learns from some of the pairs.
+"""A batch's gradient on several cores of one process: each of a few threads computes that of some of the pairs.
 
 PyTorch by itself shares out each operation, and those of a small model are too short for that: two threads have 1.6
 times the speed of one. Two halves of the batch, each with a forward and a backward pass in a thread of its own, have
@@ -24,14 +24,16 @@ LEAST = 256
 """Target positions of a part; below, two passes cost more than they gain."""
 
 
-def number_of_parts(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """How many threads are to learn from this batch; 1 where it is better, or only safe, not to split it.
+def number_of_parts(model: nn.Module, batch: dict[str, torch.Tensor], mixed_precision: str = "no") -> int:
+    """How many threads are to compute this batch's gradient; 1 where cutting it gains nothing or would not be exact.
 
-    Attention's own dropout and recomputed activations draw from the process's one random generator, in whatever order
-    threads come to it.
+    Attention's own dropout, compiled code and recomputed activations draw from the process's one random generator, in
+    whatever order threads come to it. Autocast keeps one copy of a weight for all threads, whose gradients then add up
+    in the order in which they came.
     """
     labels, config = batch["labels"], getattr(model, "config", None)
-    if labels.device.type != "cpu" or not together.votes(model) or hasattr(model, "_orig_mod"):
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    if labels.device.type != "cpu" or mixed_precision != "no" or compiled or not together.votes(model):
         return 1
     if getattr(config, "attention_dropout", 1.0) or getattr(model, "is_activation_checkpointing", True):
         return 1
@@ -43,9 +45,13 @@ def add_gradient(
 ) -> torch.Tensor:
     """Add a batch's gradient to the model's, as `loss_of(model, batch, tokens).backward()` does; returns the loss.
 
+    Each part has a gradient of its own until they are added up, so a step needs so many times the parameters' memory
+    more. Hooks of parameters are called for each part; those "after accumulation" are not called.
+
     Args:
+        batch: tensors of as many rows.
         tokens: target tokens of the whole update.
-        parts: into how many the rows are cut, as evenly as can be.
+        parts: into how many the rows are cut, as evenly as can be; no more than there are rows, threads, or `MOST`.
 
     Raises:
         whatever a part raised, the first of them; then no gradient has changed.
@@ -54,28 +60,28 @@ def add_gradient(
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     seed = int(torch.empty((), dtype=torch.int64).random_())
 
-    def learn(number: int) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    def compute(number: int) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+        torch.set_num_threads(threads // parts)
         rows = {name: tensor.tensor_split(parts)[number] for name, tensor in batch.items()}
         with random_from(torch.Generator().manual_seed((seed + number) % 2**63)):
             loss = loss_of(model, rows, tokens)
             return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
 
-    workers = _workers(parts, threads // parts)
     torch.set_num_threads(threads // parts)  # of the matrix library, where the number is the whole process's
     try:
-        futures = [workers.submit(learn, number) for number in range(parts)]
+        futures = [_workers().submit(compute, number) for number in range(parts)]
         wait(futures)
     finally:
         torch.set_num_threads(threads)
     results = [future.result() for future in futures]
-    for _, gradients in results:
-        for parameter, gradient in zip(wanted, gradients, strict=True):
+    for parameter, *gradients in zip(wanted, *(gradients for _, gradients in results), strict=True):
+        for gradient in gradients:
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     return torch.stack([loss.double() for loss, _ in results]).sum()
 
 
 @functools.cache
-def _workers(number: int, threads: int) -> ThreadPoolExecutor:
-    """So many threads that wait for work; each may use so many itself."""
-    return ThreadPoolExecutor(number, "part", initializer=torch.set_num_threads, initargs=(threads,))
+def _workers() -> ThreadPoolExecutor:
+    """Threads that wait for work, made when there is some."""
+    return ThreadPoolExecutor(MOST, "part")

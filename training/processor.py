@@ -10,8 +10,9 @@ import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's <malloc.h>."""
-MAPPED_FROM, TRIMMED_FROM = 2**26, 2**29
-"""Bytes: a tensor of more has a mapping of its own; so much free memory is kept before any goes back to the system."""
+MAPPED_FROM, TRIMMED_FROM = 2**25, 2**29
+"""Bytes: a tensor of more has a mapping of its own (older versions of glibc take no larger number); so much free memory
+is kept before any goes back to the system."""
 
 
 def settle(threads: int | None, processes: int) -> None:
@@ -41,4 +42,5 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
-    return bool(library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM) and library.mallopt(M_TRIM_THRESHOLD, TRIMMED_FROM))
+    done = [library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM), library.mallopt(M_TRIM_THRESHOLD, TRIMMED_FROM)]
+    return all(done)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs, LoggerType, ProjectConfiguration
+from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, LoggerType, ProjectConfiguration
 
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
@@ -165,6 +165,7 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=options.timeout)),
         ],
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # ours is exact; the environment's is not
     )
     if accelerator.device.type == "cpu":
         processor.settle(options.threads, accelerator.num_processes)

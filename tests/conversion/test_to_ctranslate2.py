@@ -10,6 +10,7 @@ import torch
 from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.conversion.to_ctranslate2 import convert, make_spec, refuse_inexpressible, save
+from metaphrase.decoding.ctranslate2_engine import converted
 from metaphrase.decoding.engines import make_engine
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
@@ -67,6 +68,18 @@ def test_beam_ids_are_those_of_stopping_early(num_beams):
     theirs = ids("ctranslate2")
     assert theirs == ids("ctranslate2", early_stopping=True) == ids("fast", early_stopping=True)
     assert theirs != ids("fast")
+
+
+def test_a_model_is_converted_once_for_its_weights():
+    model = copy.deepcopy(make())
+    first = converted(model, "float32")
+    assert converted(model, "float32") is first and converted(model, "int8") is not first
+    source = [[str(token) for token in sources_of(1)[0]]]
+    before = first.score_batch(source, [["5", "6"]])[0].log_probs
+    with torch.no_grad():
+        model.model.shared.weight.mul_(3)
+    second = converted(model, "float32")
+    assert second is not first and second.score_batch(source, [["5", "6"]])[0].log_probs != before
 
 
 @pytest.mark.parametrize("quantization", ["int8", "float16"])

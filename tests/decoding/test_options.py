@@ -216,6 +216,8 @@ def test_mbr_inside_generate(tokenizer):
         assert tokenizer.decode(row, skip_special_tokens=True) == minimum_bayes_risk(texts)
     given = model.generate(**settings, mbr=tokenizer, return_dict_in_generate=True)
     assert torch.equal(given.sequences, chosen)
+    with pytest.raises(MetaphraseError, match="mbr is True; inside generate it must be the tokenizer"):
+        model.generate(**settings, mbr=True)
     with pytest.raises(MetaphraseError, match="num_return_sequences is 1; ask for 16 samples"):
         model.generate(**{**settings, "num_return_sequences": 1}, mbr=tokenizer)
 

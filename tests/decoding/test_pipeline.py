@@ -358,3 +358,15 @@ def test_minimum_bayes_risk_and_ensembles(translator: TranslationPipeline, model
     with pytest.raises(MetaphraseError, match="num_return_sequences is 1; ask for 16"):
         translator(SPOKEN[0], mbr=True)
     assert translator(SPOKEN, ensemble=[model, model]) == translator(SPOKEN)
+
+
+def test_engines(translator: TranslationPipeline, model: PreTrainedModel) -> None:
+    pytest.importorskip("ctranslate2")
+    ours = translator(SPOKEN, num_beams=1)
+    assert ours == translator(SPOKEN, num_beams=1, engine="generate")
+    assert ours == translator(SPOKEN, num_beams=1, engine="ctranslate2")
+    assert translator(SPOKEN, engine="ctranslate2") == translator(SPOKEN, early_stopping=True)
+    with pytest.raises(MetaphraseError, match="engine 'ctranslate2' does not know coverage_penalty 0"):
+        translator(SPOKEN, engine="ctranslate2", coverage_penalty=0.5)
+    with pytest.raises(MetaphraseError, match="engine is 'marian'; it must be one of fast, generate, ctranslate2"):
+        translator(SPOKEN, engine="marian")

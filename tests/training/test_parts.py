@@ -112,6 +112,11 @@ def test_each_thread_draws_its_own_numbers():
         second = keep_scale(ones, 0.5)
     with random_from(torch.Generator().manual_seed(1)):
         assert torch.equal(first, keep_scale(ones, 0.5)) and not torch.equal(first, second)
+        with random_from(torch.Generator().manual_seed(2)):
+            assert torch.equal(second, keep_scale(ones, 0.5))
+        state = torch.get_rng_state()
+        keep_scale(ones, 0.5)  # after an inner one, the outer one is taken again
+        assert torch.equal(state, torch.get_rng_state())
     state = torch.get_rng_state()
     keep_scale(ones, 0.5)  # outside it is torch's own generator again
     assert not torch.equal(state, torch.get_rng_state())
@@ -136,16 +141,17 @@ def test_a_part_that_fails_changes_no_gradient_and_threads_are_as_before():
 
 
 def test_when_a_batch_is_cut(monkeypatch):
-    def number(rows=40, compiled=False, **changes) -> int:
-        model = make_model(**changes)
-        if compiled:
-            model._orig_mod = model.model
-        return parts.number_of_parts(model, make_batch(rows))
+    def number(rows=40, mixed_precision="no", **changes) -> int:
+        return parts.number_of_parts(make_model(**changes), make_batch(rows), mixed_precision)
 
     assert number() == 4
     assert number(rows=3) == 3 and number(rows=1) == 1
     assert number(attention_dropout=0.1) == 1
-    assert number(compiled=True) == 1
+    assert number(mixed_precision="bf16") == 1
+    model = make_model()
+    assert parts.number_of_parts(torch.compile(model, backend="eager"), make_batch(40)) == 1
+    model.compile(backend="eager")  # in place, as `compile: true` does
+    assert parts.number_of_parts(model, make_batch(40)) == 1
     model = make_model()
     model.activation_checkpointing_enable()
     assert parts.number_of_parts(model, make_batch(40)) == 1

@@ -16,7 +16,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import CorpusOptions
 from metaphrase.training import checkpoint, evaluate, loop, states
 from metaphrase.training.material import Material
-from metaphrase.training.run import train
+from metaphrase.training.run import start_processes, train
 
 
 def records(folder: Path, kind: str) -> list[dict]:
@@ -241,3 +241,9 @@ def test_mixed_precision_trains(tiny_options):
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert log[-1]["loss"] < log[0]["loss"] and all(record["skipped"] == 0 for record in log)
+
+
+def test_what_the_environment_says_of_accumulation_does_not_scale_gradients(tiny_options, tmp_path, monkeypatch):
+    """Accelerate would divide each batch's gradient by it, on top of our division by the update's tokens."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert start_processes(tiny_options(), tmp_path).gradient_accumulation_steps == 1
