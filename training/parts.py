@@ -19,7 +19,8 @@ from metaphrase.training import together
 from metaphrase.training.objective import Loss
 
 MOST = 4
-"""Parts of a batch: beyond, threads wait for each other in Python; more threads are shared out inside the parts."""
+"""Parts of a batch. Python itself runs in one thread at a time, so each further part gains less; threads beyond are
+shared out inside the parts. A guess: two cores are all that it was measured on."""
 LEAST = 256
 """Target positions of a part; below, two passes cost more than they gain."""
 
