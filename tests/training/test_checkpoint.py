@@ -35,6 +35,25 @@ def dirs(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
+def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
+    """Nothing is under the final name while any of its files is written, and all are on the disk before it is."""
+    synced, honest, final = [], checkpoint._sync, tmp_path / "checkpoint-5"
+
+    def sync(path: Path) -> None:
+        assert path == tmp_path or not final.exists()
+        synced.append(path.name)
+        honest(path)
+
+    def fill(place: Path) -> None:
+        assert place.parent == tmp_path and not final.exists()
+        states.save_tensors(place / "model.safetensors", {"weight": torch.ones(3)})
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    checkpoint.write_checkpoint(tmp_path, 5, fill, {"update": 5})
+    assert {path.name for path in final.iterdir()} <= set(synced)
+    assert synced[-1] == tmp_path.name  # the rename itself
+
+
 def test_written_is_read(tmp_path):
     folder = write(tmp_path, 5)
     assert folder.name == "checkpoint-5" and checkpoint.read_state(folder) == {"update": 5}
