@@ -28,6 +28,11 @@ def epoch_of(sampler: TokenBatchSampler, epoch: int) -> list[list[int]]:
 @given(LENGTHS, st.integers(40, 300), st.integers(1, 3), st.integers(0, 9))
 def test_every_epoch_has_each_pair_once_and_the_same_number_of_batches(lengths, tokens, processes, seed):
     source, target = zip(*lengths, strict=True)
+    alone = len(TokenBatchSampler(source, target, tokens=tokens, seed=seed))
+    if -(-alone // processes) * processes > len(lengths):  # a batch a pair, and their number is no multiple
+        with pytest.raises(MetaphraseError, match=f"{len(lengths)} pairs cannot be shared by {processes} processes"):
+            TokenBatchSampler(source, target, tokens=tokens, seed=seed, multiple_of=processes)
+        return
     sampler = TokenBatchSampler(source, target, tokens=tokens, seed=seed, multiple_of=processes)
     assert len(sampler) % processes == 0
     for epoch in range(4):

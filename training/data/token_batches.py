@@ -53,7 +53,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             multiple_of: the number of processes that share the batches.
 
         Raises:
-            MetaphraseError: no pair fits the budget, or there are fewer pairs than processes.
+            MetaphraseError: no pair fits the budget, or there are too few pairs for as many batches in each process.
         """
         self.lengths = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
         self.tokens, self.seed, self.epoch = tokens, seed, 0
