@@ -107,9 +107,11 @@ def measure(
         for name in engines
     }
     wall = take_turns(contenders, rounds)
-    early = make_engine("fast", [model], replace(options, early_stopping=True))
-    early_outputs = Contender(early, config.decoder_start_token_id, config.eos_token_id, batches).run(batches)
-    references = {name: early_outputs if "ctranslate2" in name else contenders[REFERENCE].outputs for name in engines}
+    references = dict.fromkeys(engines, contenders[REFERENCE].outputs)
+    if theirs := [name for name in engines if "ctranslate2" in name]:
+        early = make_engine("fast", [model], replace(options, early_stopping=True))
+        found = Contender(early, config.decoder_start_token_id, config.eos_token_id, batches).run(batches)
+        references.update(dict.fromkeys(theirs, found))
     return {
         "beams": beams,
         "batch": size,

@@ -68,11 +68,6 @@ def learn_whole(model, batch):
     return loss
 
 
-def fast_loss(model, batch):
-    """The fused, chunked loss."""
-    return model(**batch, num_items_in_batch=(batch["labels"] != -100).sum(), use_cache=False).loss
-
-
 def loss_from_logits(model, batch):
     """The loss from whole logits, as torch computes it."""
     from torch.nn.functional import cross_entropy

@@ -27,7 +27,7 @@ MIB = 2**20
 def peak_of_a_step(name: str, vocabulary: int) -> int:
     """Bytes that a step needs beside what stays."""
     import torch
-    from loss_curve import fast_loss, loss_from_logits
+    from loss_curve import loss_from_logits
 
     from metaphrase.training.objective import plain_loss
     from metaphrase.training.parts import add_gradient
@@ -35,17 +35,19 @@ def peak_of_a_step(name: str, vocabulary: int) -> int:
     torch.set_num_threads(2 if name == PARTS else 1)
     with tempfile.TemporaryDirectory(prefix="metaphrase-bench-") as folder:
         model = marian(vocabulary) if name == "Marian" else ours(vocabulary, Path(folder))
-    loss_of = loss_from_logits if name == "Marian" else fast_loss
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def step(rows: int) -> None:
         ids = torch.randint(4, vocabulary, (rows, LENGTH))
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        tokens = torch.tensor(ids.numel())
         if name == PARTS:
-            add_gradient(model, batch, torch.tensor(ids.numel()), plain_loss, 2)
+            add_gradient(model, batch, tokens, plain_loss, 2)
+        elif name == "Marian":
+            loss_from_logits(model, batch).backward()
         else:
-            loss_of(model, batch).backward()
+            plain_loss(model, batch, tokens).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 

@@ -27,7 +27,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.beam import Hypothesis
 from metaphrase.decoding.greedy import Task
-from metaphrase.decoding.mbr import minimum_bayes_risk
+from metaphrase.decoding.mbr import least_risk
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.search import search
 from metaphrase.decoding.step import encode
@@ -111,14 +111,9 @@ def fast_search(
         states,
     )
     if mbr is not None:
-        found = [[of_least_risk(hypotheses, mbr)] for hypotheses in found]
+        texts = [[mbr.decode(one.tokens, skip_special_tokens=True) for one in hypotheses] for hypotheses in found]
+        found = [[hypotheses[least_risk(told)]] for hypotheses, told in zip(found, texts, strict=True)]
     return as_generate_gives_it(found, input_ids[::copies], config)
-
-
-def of_least_risk(hypotheses: list[Hypothesis], tokenizer: PreTrainedTokenizerBase) -> Hypothesis:
-    """The first of those whose text has the highest expected utility among them all."""
-    texts = [tokenizer.decode(hypothesis.tokens, skip_special_tokens=True) for hypothesis in hypotheses]
-    return hypotheses[texts.index(minimum_bayes_risk(texts))]
 
 
 def refuse_unknown(config: GenerationConfig, criteria: StoppingCriteriaList, model_kwargs: dict[str, Any]) -> None:

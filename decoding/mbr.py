@@ -33,6 +33,11 @@ def expected_utilities(samples: Sequence[str], utility: Utility | None = None) -
     }
 
 
+def least_risk(samples: Sequence[str]) -> int:
+    """Index of the first sample with the text that `minimum_bayes_risk` chooses."""
+    return list(samples).index(minimum_bayes_risk(samples))
+
+
 def minimum_bayes_risk(samples: Sequence[str], utility: Utility | None = None) -> str:
     """The sample of the highest expected utility; of equals, the first."""
     utilities = expected_utilities(samples, utility)

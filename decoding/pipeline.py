@@ -22,7 +22,7 @@ from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.decoding.batches import is_blank
 from metaphrase.decoding.engines import LENGTH_MARGIN
-from metaphrase.decoding.mbr import minimum_bayes_risk
+from metaphrase.decoding.mbr import least_risk
 from metaphrase.decoding.options import SearchOptions
 from metaphrase.decoding.sentences import Piece, split_text
 from metaphrase.decoding.translate import Translation, translate_n_best
@@ -168,7 +168,9 @@ class TranslationPipeline(Pipeline):
             ]
             found = iter(self._forward([piece for pieces in cut for piece in pieces], beginnings, options, search))
             results = [self.postprocess([(piece, next(found)) for piece in pieces], search) for pieces in cut]
-        return [[least_risk(outputs)] for outputs in results] if options.mbr else results
+        if not options.mbr:
+            return results
+        return [[outputs[least_risk([output.text for output in outputs])]] for outputs in results]
 
     # What the library's class asks for
 
@@ -284,12 +286,6 @@ class TranslationPipeline(Pipeline):
         if language not in known:
             raise MetaphraseError(f"the model's tokenizer knows no language {language!r}")
         return self.tokenizer.convert_tokens_to_ids(known[language])
-
-
-def least_risk(outputs: list[Translation]) -> Translation:
-    """The output that the others resemble most."""
-    chosen = minimum_bayes_risk([output.text for output in outputs])
-    return next(output for output in outputs if output.text == chosen)
 
 
 def _is_one(prefix: str | Sequence[str] | None) -> bool:

@@ -43,10 +43,7 @@ def largest_batch(model: nn.Module, loss: Loss, accelerator: Accelerator, *, lon
         ids = torch.randint(4, max(5, vocabulary), (rows, length), device=accelerator.device)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
         count = torch.tensor(float(ids.numel()))
-        number = parts.number_of_parts(model, batch, accelerator.mixed_precision)
-        if number > 1:
-            return peak_of(lambda: parts.add_gradient(model, batch, count, loss, number), accelerator)
-        return peak_of(lambda: accelerator.backward(loss(model, batch, count)), accelerator)
+        return peak_of(lambda: parts.backward(accelerator, model, batch, count, loss), accelerator)
 
     model.train()
     try:

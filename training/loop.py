@@ -231,14 +231,8 @@ def add_share(
         last = number + 1 == len(update.batches)
         try:
             batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
-            number_of_parts = parts.number_of_parts(model, batch, accelerator.mixed_precision)
-            if number_of_parts > 1:
-                total += parts.add_gradient(model, batch, tokens, loss_of, number_of_parts)
-                continue
             with contextlib.nullcontext() if last else hold_back(model):
-                loss = loss_of(model, batch, tokens)
-                accelerator.backward(loss * factor if factor > 1 else loss)
-            total += loss.detach()
+                total += parts.backward(accelerator, model, batch, tokens, loss_of, factor)
         except Exception as error:
             if together.is_connection(error):
                 raise

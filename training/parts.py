@@ -12,6 +12,7 @@ import functools
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from metaphrase.modeling.dropout import random_from
@@ -23,6 +24,26 @@ MOST = 4
 shared out inside the parts. A guess: two cores are all that it was measured on."""
 LEAST = 256
 """Target positions of a part; below, two passes cost more than they gain."""
+
+
+def backward(
+    accelerator: Accelerator,
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    tokens: torch.Tensor,
+    loss_of: Loss,
+    factor: int = 1,
+) -> torch.Tensor:
+    """Add `factor` times a batch's gradient to the model's, in parts where that is exact; returns the loss, detached.
+
+    Arguments are those of `add_gradient`; a factor other than 1 is for DDP and FSDP, under which nothing is cut.
+    """
+    number = number_of_parts(model, batch, accelerator.mixed_precision)
+    if number > 1:
+        return add_gradient(model, batch, tokens, loss_of, number)
+    loss = loss_of(model, batch, tokens)
+    accelerator.backward(loss * factor if factor > 1 else loss)
+    return loss.detach()
 
 
 def number_of_parts(model: nn.Module, batch: dict[str, torch.Tensor], mixed_precision: str = "no") -> int:
