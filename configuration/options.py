@@ -198,6 +198,8 @@ class RunOptions:
     """Compile the model with `torch.compile`."""
     threads: int | None = None
     """Threads of one process on a CPU. Unset: the machine's cores over the processes. Dropout's masks depend on it."""
+    kernels: bool = True
+    """Use our kernels on a CPU, where a C++ compiler can make them. Without them results differ in the last bits."""
     timeout: int = 1800
     """Seconds that a process waits for another before it gives up; the longest evaluation must fit in."""
     log_every: int = 10

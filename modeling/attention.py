@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_metaphrase import MetaphraseConfig
+from .kernels import kernel, linear
 
 
 def scaled_dot_product_attention(
@@ -106,11 +107,13 @@ class MultiHeadAttention(nn.Module):
         backend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         if kwargs.get("output_attentions"):
             backend = eager_attention
+        elif self.config._attn_implementation == "sdpa" and self.training and not self.dropout:
+            backend = kernel("attention", query, key, value) or backend
         dropout = self.dropout if self.training else 0.0
         context, weights = backend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
-        return self.out_proj(context.flatten(2)), weights
+        return linear(self.out_proj, context.flatten(2)), weights
 
 
 class SelfAttention(MultiHeadAttention):
@@ -124,9 +127,9 @@ class SelfAttention(MultiHeadAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, d_model] -> [B, T, d_model], weights. With a cache, its keys and values stand before the new ones."""
-        query = self.split_heads(self.q_proj(hidden_states))
-        key = self.split_heads(self.k_proj(hidden_states))
-        value = self.split_heads(self.v_proj(hidden_states))
+        query = self.split_heads(linear(self.q_proj, hidden_states))
+        key = self.split_heads(linear(self.k_proj, hidden_states))
+        value = self.split_heads(linear(self.v_proj, hidden_states))
         if cache is not None:
             past = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
             key, value = past.update(key, value, self.layer_idx)
@@ -145,13 +148,13 @@ class CrossAttention(MultiHeadAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, d_model], [B, S, d_model] -> [B, T, d_model], weights. With a cache the source is projected once."""
-        query = self.split_heads(self.q_proj(hidden_states))
+        query = self.split_heads(linear(self.q_proj, hidden_states))
         if cache is not None and cache.is_updated.get(self.layer_idx):
             source = cache.cross_attention_cache.layers[self.layer_idx]
             key, value = source.keys, source.values
         else:
-            key = self.split_heads(self.k_proj(encoder_hidden_states))
-            value = self.split_heads(self.v_proj(encoder_hidden_states))
+            key = self.split_heads(linear(self.k_proj, encoder_hidden_states))
+            value = self.split_heads(linear(self.v_proj, encoder_hidden_states))
             if cache is not None:
                 key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
                 cache.is_updated[self.layer_idx] = True

@@ -27,18 +27,26 @@ def random_from(generator: torch.Generator) -> Iterator[None]:
         _THREAD.generator = before
 
 
-def keep_scale(like: torch.Tensor, p: float) -> torch.Tensor:
-    """A random tensor like `like`: 0 with chance p, else 1 / (1 - p), so that the mean is 1.
-
-    p is rounded to a multiple of 2^-16, and the scale is that of the rounded p. Draws from torch's CPU generator, or
-    from that of `random_from`.
-    """
-    count, generator = like.numel(), getattr(_THREAD, "generator", None)
+def draw(shape: torch.Size) -> torch.Tensor:
+    """Random int16 of that shape, each of -2^15 … 2^15 - 1 equally often, from torch's CPU generator or from that of
+    `random_from`."""
+    count, generator = shape.numel(), getattr(_THREAD, "generator", None)
     words = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    draws = words.view(torch.int16)[:count].view(like.shape)  # each of -2^15 … 2^15 - 1 equally often
-    dropped = round(p * 2**BITS)
-    kept = torch.ge(draws, dropped - 2 ** (BITS - 1), out=torch.empty_like(like))  # 1 or 0, with no boolean between
-    return kept.mul_(2**BITS / (2**BITS - dropped))
+    return words.view(torch.int16)[:count].view(shape)
+
+
+def threshold_and_scale(p: float) -> tuple[int, float]:
+    """The lowest draw that is kept, and what is kept is multiplied by: p is rounded to a multiple of 2^-16, and the
+    scale is that of the rounded p."""
+    dropped = min(round(p * 2**BITS), 2**BITS - 1)
+    return dropped - 2 ** (BITS - 1), 2**BITS / (2**BITS - dropped)
+
+
+def keep_scale(like: torch.Tensor, p: float) -> torch.Tensor:
+    """A random tensor like `like`: 0 with chance p, else 1 / (1 - p), so that the mean is 1."""
+    lowest, scale = threshold_and_scale(p)
+    kept = torch.ge(draw(like.shape), lowest, out=torch.empty_like(like))  # 1 or 0, with no boolean between
+    return kept.mul_(scale)
 
 
 class _DropoutFromBits(torch.autograd.Function):
@@ -62,5 +70,5 @@ class Dropout(nn.Dropout):
     """`torch.nn.Dropout`, with the fast path where it is faster."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        fast = inputs.device.type == "cpu" and self.training and self.p > 0 and not torch.compiler.is_compiling()
+        fast = inputs.device.type == "cpu" and self.training and 0 < self.p < 1 and not torch.compiler.is_compiling()
         return dropout_from_bits(inputs, self.p) if fast else super().forward(inputs)

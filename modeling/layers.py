@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .attention import CrossAttention, SelfAttention
 from .configuration_metaphrase import MetaphraseConfig
 from .dropout import Dropout
+from .kernels import kernel, linear
 
 
 class TransformerLayer(GradientCheckpointingLayer):
@@ -35,7 +36,8 @@ class TransformerLayer(GradientCheckpointingLayer):
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2: [B, T, d_model] -> [B, T, d_model]."""
-        return self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
+        inner = linear(self.fc1, hidden_states, self.activation_fn)
+        return linear(self.fc2, self.activation_dropout(inner))
 
     def residual(
         self,
@@ -46,7 +48,11 @@ class TransformerLayer(GradientCheckpointingLayer):
         """LayerNorm(x + Sublayer(x)), section 3.1; with `normalize_before`, x + Sublayer(LayerNorm(x))."""
         if self.normalize_before:
             return hidden_states + self.dropout(sublayer(layer_norm(hidden_states)))
-        return layer_norm(hidden_states + self.dropout(sublayer(hidden_states)))
+        update = sublayer(hidden_states)
+        compiled = kernel("add_norm", hidden_states, update, layer_norm.weight) if self.training else None
+        if compiled is not None:
+            return compiled(hidden_states, update, self.dropout, layer_norm)
+        return layer_norm(hidden_states + self.dropout(update))
 
 
 class EncoderLayer(TransformerLayer):

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from .kernels import kernel
+
 IGNORED = -100
 CHUNK_ROWS_CPU = 256  # positions whose logits are held at a time: enough for full matrix speed, few enough for a cache
 CHUNK_ROWS = 4096  # the same on an accelerator
@@ -82,35 +84,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, label_smoothing):
-        wants_grad = any(ctx.needs_input_grad[:2])
-        grad_hidden = torch.empty_like(hidden) if wants_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_grad else None
-        share, rest = label_smoothing / weight.shape[0], 1 - label_smoothing  # q: of every entry, and the target's own
-        weight_sum = weight.sum(0, dtype=torch.float32)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        hidden_sum = hidden.new_zeros(hidden.shape[1], dtype=torch.float32)
-        rows = CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS
-        room = hidden.new_empty((min(rows, len(hidden)), len(weight)), dtype=torch.float32)
-        for h, y, grad_h in zip(hidden.split(rows), labels.split(rows), _split(grad_hidden, hidden, rows), strict=True):
-            counted = (y != IGNORED).unsqueeze(1)
-            y = y.masked_fill(y == IGNORED, 0)  # any other label outside the vocabulary stays, and is an error
-            logits = _product(h, weight.t(), room[: len(h)])
-            at_target = logits.gather(1, y.unsqueeze(1))
-            p, log_z = _softmax_in_place(logits, at_target, y, h, weight)
-            loss = log_z - rest * at_target - share * (h.float() @ weight_sum).unsqueeze(1)
-            total += loss.masked_fill(~counted, 0.0).sum()
-            if not wants_grad:
-                continue
-            p = p.to(h.dtype)
-            expected = (p @ weight).float()  # p W, and q W below
-            grad_h.copy_((expected - share * weight_sum - rest * weight[y].float()) * counted)
-            h = h.float() * counted
-            _add_product(grad_weight, p.t(), h)
-            grad_weight.index_add_(0, y, h, alpha=-rest)
-            hidden_sum += h.sum(0)
-        if wants_grad:
-            grad_weight -= share * hidden_sum
-            ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        compiled = kernel("loss", hidden, weight) if all(ctx.needs_input_grad[:2]) else None
+        compute = compiled or loss_and_gradients
+        total, grad_hidden, grad_weight = compute(hidden, weight, labels, label_smoothing, any(ctx.needs_input_grad))
+        ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
     @staticmethod
@@ -123,6 +100,41 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def loss_and_gradients(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float, wants_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The sum of losses, and where wanted its gradients with respect to `hidden` [N, d] and `weight` [V, d]."""
+    grad_hidden = torch.empty_like(hidden) if wants_grad else None
+    grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_grad else None
+    share, rest = label_smoothing / weight.shape[0], 1 - label_smoothing  # q: of every entry, and the target's own
+    weight_sum = weight.sum(0, dtype=torch.float32)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    hidden_sum = hidden.new_zeros(hidden.shape[1], dtype=torch.float32)
+    rows = CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS
+    room = hidden.new_empty((min(rows, len(hidden)), len(weight)), dtype=torch.float32)
+    for h, y, grad_h in zip(hidden.split(rows), labels.split(rows), _split(grad_hidden, hidden, rows), strict=True):
+        counted = (y != IGNORED).unsqueeze(1)
+        y = y.masked_fill(y == IGNORED, 0)  # any other label outside the vocabulary stays, and is an error
+        logits = _product(h, weight.t(), room[: len(h)])
+        at_target = logits.gather(1, y.unsqueeze(1))
+        p, log_z = _softmax_in_place(logits, at_target, y, h, weight)
+        loss = log_z - rest * at_target - share * (h.float() @ weight_sum).unsqueeze(1)
+        total += loss.masked_fill(~counted, 0.0).sum()
+        if not wants_grad:
+            continue
+        p = p.to(h.dtype)
+        expected = (p @ weight).float()  # p W, and q W below
+        grad_h.copy_((expected - share * weight_sum - rest * weight[y].float()) * counted)
+        h = h.float() * counted
+        _add_product(grad_weight, p.t(), h)
+        grad_weight.index_add_(0, y, h, alpha=-rest)
+        hidden_sum += h.sum(0)
+    if wants_grad:
+        grad_weight -= share * hidden_sum
+        grad_weight = grad_weight.to(weight.dtype)
+    return total, grad_hidden, grad_weight
 
 
 def _split(tensor: torch.Tensor | None, like: torch.Tensor, rows: int) -> tuple:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.companions import weights_digest
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, evaluate, states
+from metaphrase.training import checkpoint, evaluate, kernels, states
 from metaphrase.training.card import write_card
 from metaphrase.training.curves import draw_curves
 from metaphrase.training.folder import CHECKPOINTS, RESULTS
@@ -184,7 +184,8 @@ def score_test(final: MetaphraseForConditionalGeneration, run: Run) -> tuple[dic
 def versions() -> dict[str, str]:
     """Versions of what a result depends on."""
     names = ("metaphrase", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    known = {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    return {**known, "kernels": kernels.compiler()} if kernels.compiler() else known
 
 
 def hardware(accelerator: Accelerator) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
@@ -14,6 +12,7 @@ from accelerate import Accelerator
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.options import RunOptions
 from metaphrase.training.data.bpe_dropout import BpeDropout, DroppedCorpus
+from metaphrase.training.data.cache import cache_folder
 from metaphrase.training.data.corpus import Corpus, EvaluationSet, read_corpus, read_evaluation
 from metaphrase.training.data.encoding import EncodedCorpus, encode_corpus, tokenizer_identity
 from metaphrase.training.data.locate import is_there
@@ -120,9 +119,3 @@ def _dropout(tokenizer: PreTrainedTokenizerFast, options: RunOptions) -> Callabl
     return lambda window, key: DroppedCorpus(
         window, dropout, seed=options.seed, epoch=key, longest=options.data.max_length
     )
-
-
-def cache_folder() -> Path:
-    """Where read corpora, tokenizers and token ids stay for the next start: METAPHRASE_CACHE or ~/.cache/metaphrase."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metaphrase"
-    return Path(os.environ.get("METAPHRASE_CACHE") or default)

@@ -17,6 +17,7 @@ from torch import nn
 
 from metaphrase.modeling.dropout import random_from
 from metaphrase.training import together
+from metaphrase.training.data.batching import IGNORED
 from metaphrase.training.objective import Loss
 
 MOST = 4
@@ -84,7 +85,7 @@ def add_gradient(
 
     def compute(number: int) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
         torch.set_num_threads(threads // parts)
-        rows = {name: tensor.tensor_split(parts)[number] for name, tensor in batch.items()}
+        rows = narrowed({name: tensor.tensor_split(parts)[number] for name, tensor in batch.items()})
         with random_from(torch.Generator().manual_seed((seed + number) % 2**63)):
             loss = loss_of(model, rows, tokens)
             return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -101,6 +102,21 @@ def add_gradient(
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     return torch.stack([loss.double() for loss, _ in results]).sum()
+
+
+def narrowed(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """These rows of a batch, [B, S] and [B, T], without the columns on the right that are padding in all of them."""
+    widths = {
+        **dict.fromkeys(("input_ids", "attention_mask"), _width(rows["attention_mask"] != 0)),
+        "labels": _width(rows["labels"] != IGNORED),
+    }
+    return {name: tensor[:, : widths[name]] if name in widths else tensor for name, tensor in rows.items()}
+
+
+def _width(counted: torch.Tensor) -> int:
+    """Columns up to the last that counts in any row; at least 1."""
+    columns = counted.any(0).nonzero()
+    return int(columns[-1]) + 1 if len(columns) else 1
 
 
 @functools.cache

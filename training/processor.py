@@ -1,4 +1,5 @@
-"""What a run on a CPU settles about it: how many threads, and that memory which was freed is kept for the next step."""
+"""What a run on a CPU settles about it: how many threads, that memory which was freed is kept for the next step, and
+compiled kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import sys
 
 import torch
 
+from metaphrase.training import kernels
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's <malloc.h>."""
 MAPPED_FROM, TRIMMED_FROM = 2**25, 2**29
@@ -15,10 +18,14 @@ MAPPED_FROM, TRIMMED_FROM = 2**25, 2**29
 is kept before any goes back to the system."""
 
 
-def settle(threads: int | None, processes: int) -> None:
-    """Prepare this process, one of so many on this machine, to train on the CPU."""
+def settle(threads: int | None, processes: int, *, compiled: bool = True) -> None:
+    """Prepare this process, one of so many on this machine, to train on the CPU, with compiled kernels or without."""
     set_threads(threads, processes)
     keep_freed_memory()
+    if compiled:
+        kernels.install()
+    else:
+        kernels.remove()
 
 
 def set_threads(wanted: int | None, processes: int) -> None:

@@ -21,7 +21,7 @@ from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.limits import check_end, check_limits, nearest
 from metaphrase.configuration.options import RunOptions
 from metaphrase.modeling.modeling_metaphrase import MetaphraseForConditionalGeneration
-from metaphrase.training import checkpoint, processor, spread, states, together
+from metaphrase.training import checkpoint, kernels, processor, spread, states, together
 from metaphrase.training.finish import Run, finish
 from metaphrase.training.fit import largest_batch
 from metaphrase.training.folder import CHECKPOINTS, RESULTS, flat, plain_options, prepare_folder, write_recipe
@@ -62,6 +62,7 @@ def train(
     folder = Path(options.output or f"runs/{recipe_name}")
     accelerator = start_processes(options, folder)
     with together.naming(accelerator, "outside of training"), contextlib.ExitStack() as stack:
+        stack.callback(kernels.remove)
         lock = FolderLock(folder)
         if accelerator.is_main_process:
             stack.enter_context(lock)
@@ -79,6 +80,8 @@ def train(
         plain = build_model(options, material.tokenizer)
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
         log.say(f"{plain.num_parameters():,} parameters, {processes} on {accelerator.device.type}")
+        if kernels.compiler():
+            log.say(f"Kernels compiled by {kernels.compiler()}")
         overlapped = not options.batches.max_out_of_memory
         model, optimizer = spread.prepare(
             accelerator, plain, options.optimizer, compiled=options.compile, overlapped=overlapped
@@ -168,7 +171,7 @@ def start_processes(options: RunOptions, folder: Path) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # ours is exact; the environment's is not
     )
     if accelerator.device.type == "cpu":
-        processor.settle(options.threads, accelerator.num_processes)
+        processor.settle(options.threads, accelerator.num_processes, compiled=options.kernels)
     return accelerator
 
 

@@ -23,6 +23,13 @@ def fingerprint(*parts: object) -> str:
     return digest.hexdigest()[:20]
 
 
+def cache_folder() -> Path:
+    """Where read corpora, tokenizers, token ids and compiled kernels stay for the next start: METAPHRASE_CACHE or
+    ~/.cache/metaphrase."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metaphrase"
+    return Path(os.environ.get("METAPHRASE_CACHE") or default)
+
+
 class Scratch:
     """A folder that lives as long as this object."""
 
