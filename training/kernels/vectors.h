@@ -33,18 +33,14 @@ INLINE float largest(vec x) {
     return most;
 }
 
-// e^x within 2e-7 of its value, for x up to 88; 0 below -87. A polynomial for the fraction, the exponent's bits for the rest.
+// e^x within 2e-7 of its value, for x up to 88; 0 below -87. A polynomial for the fraction, exponent bits for the rest.
 INLINE vec exp(vec x) {
-    vec lowest = all(-87.0f), kept = larger(x, lowest);
-    vec shifted = kept * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the nearest whole number is in the low bits
-    vec whole = shifted - 12582912.0f, r = kept - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vec p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    vec shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the nearest whole number is in the low bits
+    vec whole = shifted - 12582912.0f, r = x - whole * 0.693359375f + whole * 2.12194440e-4f, r2 = r * r;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;  // pairs of terms, to wait less for each other
+    p = p * r2 + (r * 8.3334519073e-3f + 4.1665795894e-2f);
+    p = p * r2 + (r * 1.6666665459e-1f + 5.0000001201e-1f);
+    p = p * r2 + (r + 1.0f);
     vec power = (vec)(((ivec)shifted << 23) + (ivec)all(1.0f));
-    return x < lowest ? vec{} : p * power;
+    return x < -87.0f ? vec{} : p * power;
 }
