@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_metaphrase import MetaphraseConfig
-from .kernels import kernel, linear
+from .kernels import kernel, linear, project
 
 
 def scaled_dot_product_attention(
@@ -127,9 +127,8 @@ class SelfAttention(MultiHeadAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, d_model] -> [B, T, d_model], weights. With a cache, its keys and values stand before the new ones."""
-        query = self.split_heads(linear(self.q_proj, hidden_states))
-        key = self.split_heads(linear(self.k_proj, hidden_states))
-        value = self.split_heads(linear(self.v_proj, hidden_states))
+        projected = project((self.q_proj, self.k_proj, self.v_proj), hidden_states)
+        query, key, value = map(self.split_heads, projected)
         if cache is not None:
             past = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
             key, value = past.update(key, value, self.layer_idx)
@@ -153,8 +152,7 @@ class CrossAttention(MultiHeadAttention):
             source = cache.cross_attention_cache.layers[self.layer_idx]
             key, value = source.keys, source.values
         else:
-            key = self.split_heads(linear(self.k_proj, encoder_hidden_states))
-            value = self.split_heads(linear(self.v_proj, encoder_hidden_states))
+            key, value = map(self.split_heads, project((self.k_proj, self.v_proj), encoder_hidden_states))
             if cache is not None:
                 key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
                 cache.is_updated[self.layer_idx] = True

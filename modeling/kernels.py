@@ -4,7 +4,7 @@ Nothing is here until something is put here: `metaphrase.training.kernels` does,
 kernel computes is what the code beside its place computes, up to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -27,10 +27,24 @@ def kernel(name: str, *tensors: torch.Tensor) -> Callable | None:
 
 
 def linear(layer: nn.Linear, inputs: torch.Tensor, activation: Callable | None = None) -> torch.Tensor:
-    """`layer(inputs)`, and `activation` of it if there is one. What is more than a plain layer (an adapter, a quantized
-    one, one with hooks) is called as it is."""
-    plain = layer.training and type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
-    compiled = kernel("linear", inputs, layer.weight) if plain and layer.bias is not None else None
+    """`layer(inputs)`, and `activation` of it if there is one."""
+    return project((layer,), inputs, activation)[0]
+
+
+def project(
+    layers: Sequence[nn.Linear], inputs: torch.Tensor, activation: Callable | None = None
+) -> list[torch.Tensor]:
+    """`layer(inputs)` for each layer, and `activation` of it if there is one. What is more than a plain layer (an
+    adapter, a quantized one, one with hooks) is called as it is."""
+    plain = all(
+        layer.training
+        and type(layer) is nn.Linear
+        and layer.bias is not None
+        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+        for layer in layers
+    )
+    compiled = kernel("linear", inputs, *(layer.weight for layer in layers)) if plain else None
     if compiled is not None:
-        return compiled(layer, inputs, activation)
-    return activation(layer(inputs)) if activation is not None else layer(inputs)
+        return compiled(layers, inputs, activation)
+    results = [layer(inputs) for layer in layers]
+    return results if activation is None else [activation(result) for result in results]

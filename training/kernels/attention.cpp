@@ -12,8 +12,8 @@
 
 // ---- Products and transposes of small matrices ----
 
-// What a causal mask leaves of a product: all; in a query's row, the terms of the keys up to it; in a key's row, the terms
-// of the queries from it on; in a query's column of scores, the rows of the keys up to it.
+// What a causal mask leaves of a product: all; in a query's row, the terms of keys up to it; in a key's row, the terms
+// of queries from it on; in a query's column of scores, the rows of keys up to it.
 enum Part { ALL, KEYS_SEEN, QUERIES_SEEING, SCORES_SEEN };
 
 struct Product {            // out[row][column] = sum over term of left(row, term) * right[term][column]
@@ -27,7 +27,7 @@ struct Product {            // out[row][column] = sum over term of left(row, ter
 
 // `rows` rows, at most HEIGHT, and WIDTH vectors of columns of a product: sums in registers of the terms before `to`.
 template <int WIDTH, int HEIGHT, bool ACROSS>
-static void tile(int rows, int from, int to, Product p) {
+INLINE void tile(int rows, int from, int to, Product p) {
     if constexpr (HEIGHT > 1)
         if (rows < HEIGHT) return tile<WIDTH, HEIGHT - 1, ACROSS>(rows, from, to, p);
     vec sums[HEIGHT][WIDTH] = {};
@@ -51,36 +51,34 @@ static void strip(int rows, int terms, int first, Part part, Product p) {
     if (part == SCORES_SEEN) rows = std::min(rows, first + WIDTH * LANES);
     p.right += first, p.out += first;
     for (int row = 0, tiles = (rows + MOST - 1) / MOST; tiles > 0; tiles--) {
-        int here = (rows - row + tiles - 1) / tiles;
-        Product q = p;
-        q.left += ACROSS ? row : row * p.left_step, q.out += row * p.out_step;
-        int from = part == QUERIES_SEEING ? row : 0, to = part == KEYS_SEEN ? std::min(terms, row + here) : terms;
-        tile<WIDTH, MOST, ACROSS>(here, from, to, q);
+        int here = (rows - row + tiles - 1) / tiles, from = part == QUERIES_SEEING ? row : 0;
+        int to = part == KEYS_SEEN ? std::min(terms, row + here) : terms;
+        Product lower = p;
+        lower.left += ACROSS ? row : row * p.left_step, lower.out += row * p.out_step;
+        tile<WIDTH, MOST, ACROSS>(here, from, to, lower);
         row += here;
     }
 }
 
-template <bool ACROSS>
-static void multiply(int rows, int columns, int terms, Part part, Product p) {
-    for (int first = 0; first < columns;) {
-        int vectors = (columns - first) / LANES, width = vectors == 1 || vectors == 3 ? vectors : 2;
+template <bool ACROSS> static void multiply(int rows, int columns, int terms, Part part, Product p) {
+    for (int first = 0, width; first < columns; first += width * LANES) {
+        int vectors = (columns - first) / LANES;
+        width = vectors == 1 || vectors == 3 ? vectors : 2;
         if (width == 1) strip<1, ACROSS>(rows, terms, first, part, p);
         if (width == 2) strip<2, ACROSS>(rows, terms, first, part, p);
         if (width == 3) strip<3, ACROSS>(rows, terms, first, part, p);
-        first += width * LANES;
     }
 }
 
-// The lanes of a and b whose number has the bit STEP: those of b into their places in `low`, those of a out of `high`.
+// Exchanges the lanes of a whose number has the bit STEP with the lanes of b whose number has not.
 template <int STEP, int... LANE>
 INLINE void exchange(vec &a, vec &b, std::integer_sequence<int, LANE...>) {
-    vec low = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + (LANE ^ STEP) : LANE)...);
-    vec high = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE : (LANE ^ STEP))...);
-    a = low, b = high;
+    vec new_a = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + (LANE ^ STEP) : LANE)...);
+    b = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE : (LANE ^ STEP))...);
+    a = new_a;
 }
 
-template <int STEP>
-INLINE void transpose_block(vec *block) {
+template <int STEP> INLINE void transpose_block(vec *block) {
     UNROLL for (int i = 0; i < LANES; i++)
         if (!(i & STEP)) exchange<STEP>(block[i], block[i + STEP], std::make_integer_sequence<int, LANES>());
     if constexpr (STEP > 1) transpose_block<STEP / 2>(block);
@@ -135,11 +133,10 @@ static void softmax_backward(float *scores, float *grads, vec lse, const float *
         mean += e * load(grads + j * step);
     }
     vec factor = total == 0.0f ? vec{} : 1.0f / total;
-    mean *= factor;
     for (int j = 0; j < keys; j++) {
         vec p = load(scores + j * step) * factor;
         store(scores + j * step, p);
-        store(grads + j * step, p * scale * (load(grads + j * step) - mean));
+        store(grads + j * step, p * scale * (load(grads + j * step) - mean * factor));
     }
     for (int j = keys; j < S; j++) store(scores + j * step, vec{}), store(grads + j * step, vec{});
 }
@@ -186,8 +183,7 @@ static void make_bias(const Inputs &in, int b, int h, float *bias) {
 }
 
 // Calls work(b, h, this head, the next head) for every head, with its bias made.
-template <class Work>
-static void each_head(const Inputs &in, float *bias, Work work) {
+template <class Work> static void each_head(const Inputs &in, float *bias, Work work) {
     for (int b = 0; b < in.B; b++)
         for (int h = 0; h < in.H; h++) {
             bool first = b == 0 && h == 0, other_mask = in.mask && (h == 0 || in.mask_strides[1] != 0);
@@ -202,7 +198,7 @@ extern "C" long attention_room(int D, int T, int S) {
     return (D + 3L * S + 1) * ((T + LANES - 1) / LANES * LANES);
 }
 
-// Strides are in elements: of batch, head and position; of a mask (1: may attend) of batch, head, query and key. Results
+// Strides are in elements: of batch, head and position; a mask (1: may attend) has batch, head, query and key. Results
 // are contiguous: o, dq, dk and dv [batch, position, head, D], lse [batch, head, query]. `causal` is for T equal to S.
 // Both functions return 0, or, if D is no multiple of 16, do nothing and return 1.
 extern "C" int attention_forward(int D, int B, int H, int T, int S, const float *q, const long *qs, const float *k,
@@ -210,8 +206,8 @@ extern "C" int attention_forward(int D, int B, int H, int T, int S, const float 
                                  int causal, float scale, float *o, float *lse, float *room) {
     if (D % 16) return 1;
     const Inputs in = {D, B, H, T, S, {q, qs}, {k, ks}, {v, vs}, {q, qs}, mask, ms, causal != 0};
-    const int N = in.padded();
-    float *bias = room, *scores = bias + (long)S * N, *columns = scores + (long)S * N, *logs = columns + (long)D * N;
+    const long N = in.padded(), step = (long)H * D;
+    float *bias = room, *scores = bias + S * N, *columns = scores + S * N, *logs = columns + D * N;
     each_head(in, bias, [&](int b, int h, Head now, Head next) {
         float *out = o + in.result(T, b, h);
         fetch(next.q, T, qs[2], D);
@@ -219,11 +215,11 @@ extern "C" int attention_forward(int D, int B, int H, int T, int S, const float 
         fetch(next.k, S, ks[2], D);
         multiply<false>(S, N, D, causal ? SCORES_SEEN : ALL, {now.k, ks[2], columns, N, scores, N});
         fetch(next.v, S, vs[2], D);
-        fetch<true>(out, T, H * D, D);
+        fetch<true>(out, T, step, D);
         for (int i = 0; i < N; i += LANES)
             store(logs + i, softmax(scores + i, bias + i, in.keys(i), S, N, scale));
         std::memcpy(lse + ((long)b * H + h) * T, logs, T * sizeof(float));
-        multiply<true>(T, D, S, causal ? KEYS_SEEN : ALL, {scores, N, now.v, vs[2], out, (long)H * D});
+        multiply<true>(T, D, S, causal ? KEYS_SEEN : ALL, {scores, N, now.v, vs[2], out, step});
     });
     return 0;
 }
@@ -235,10 +231,9 @@ extern "C" int attention_backward(int D, int B, int H, int T, int S, const float
     if (D % 16) return 1;
     const Inputs in = {D, B, H, T, S, {q, qs}, {k, ks}, {v, vs}, {g, gs}, mask, ms, causal != 0};
     const Part seen = causal ? SCORES_SEEN : ALL, later = causal ? QUERIES_SEEING : ALL;
-    const int N = in.padded();
-    const long step = (long)H * D;
-    float *bias = room, *scores = bias + (long)S * N, *grads = scores + (long)S * N, *columns = grads + (long)S * N;
-    float *logs = columns + (long)D * N;
+    const long N = in.padded(), step = (long)H * D;
+    float *bias = room, *scores = bias + S * N, *grads = scores + S * N, *columns = grads + S * N;
+    float *logs = columns + D * N;
     std::fill(logs, logs + N, 0.0f);
     each_head(in, bias, [&](int b, int h, Head now, Head next) {
         const long of_query = in.result(T, b, h), of_key = in.result(S, b, h);

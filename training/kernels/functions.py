@@ -6,7 +6,7 @@ B sentences · H heads · T asking, S asked positions · D head size · V vocabu
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_float, c_int, c_long, c_void_p
 
 import torch
@@ -17,9 +17,8 @@ from metaphrase.modeling.dropout import draw, threshold_and_scale
 from metaphrase.modeling.loss import IGNORED, loss_and_gradients
 
 WIDTH = 16
-"""d_model must be a multiple of it: floats of the widest register."""
-HEAD_SIZES = (16, 32, 64, 128)
-LONGEST = 64
+"""Sizes must be multiples of it: floats of the widest register."""
+LONGEST = 128
 """Positions up to which the attention kernel is the faster one."""
 LARGEST_MATRIX = 2**17
 """Entries of a layer's weight up to which the kernel beats a library's product."""
@@ -31,9 +30,9 @@ SIGNATURES = {
     "loss_and_gradients": (c_double, [c_long] * 3 + [c_void_p] * 3 + [c_float] + [c_void_p] * 3),
     "add_norm": (None, [c_long] * 2 + [c_void_p] * 3 + [c_int, c_float] + [c_void_p] * 2 + [c_float] + [c_void_p] * 3),
     "add_norm_backward": (None, [c_long] * 2 + [c_void_p] * 4 + [c_int, c_float] + [c_void_p] * 5),
-    "linear_room": (c_long, [c_long] * 2),
-    "linear": (None, [c_long] * 3 + [c_void_p] * 3 + [c_int] + [c_void_p] * 2),
-    "linear_backward": (None, [c_long] * 3 + [c_void_p] * 8),
+    "linear_room": (c_long, [c_long] * 3),
+    "linear": (None, [c_long] * 4 + [c_void_p] * 3 + [c_int] + [c_void_p] * 2),
+    "linear_backward": (None, [c_long] * 4 + [c_void_p] * 8),
     "attention_room": (c_long, [c_int] * 3),
     "attention_forward": (c_int, [c_int] * 5 + [c_void_p] * 8 + [c_int, c_float] + [c_void_p] * 3),
     "attention_backward": (c_int, [c_int] * 5 + [c_void_p] * 8 + [c_int, c_float] + [c_void_p] * 7),
@@ -80,15 +79,17 @@ class Kernels:
             return norm(states + dropout(update))
         return _AddNorm.apply(self.library, states, update, dropout.p, norm.weight, norm.bias, norm.eps)
 
-    def linear(self, layer: nn.Linear, inputs: torch.Tensor, activation: Callable | None) -> torch.Tensor:
-        """`activation(layer(inputs))`; inputs [..., inputs]."""
-        outputs, width = layer.weight.shape
-        small = outputs % WIDTH == 0 and width % WIDTH == 0 and layer.weight.numel() <= LARGEST_MATRIX
-        relu = type(activation) is nn.ReLU
-        if small and inputs.numel() >= FEWEST_ROWS * width:
-            result = _Linear.apply(self.library, inputs, layer.weight, layer.bias, relu)
-            return result if relu or activation is None else activation(result)
-        return layer(inputs) if activation is None else activation(layer(inputs))
+    def linear(self, layers: Sequence[nn.Linear], inputs: torch.Tensor, activation: Callable | None) -> list:
+        """`activation(layer(inputs))` for each layer; inputs [..., inputs]."""
+        outputs, width = shape = layers[0].weight.shape
+        small = outputs % WIDTH == 0 and width % WIDTH == 0 and outputs * width <= LARGEST_MATRIX
+        if not small or inputs.numel() < FEWEST_ROWS * width or any(layer.weight.shape != shape for layer in layers):
+            results = [layer(inputs) for layer in layers]
+            return results if activation is None else [activation(result) for result in results]
+        relu = type(activation) is nn.ReLU and len(layers) == 1
+        parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+        results = _Linear.apply(self.library, inputs, relu, *parameters)
+        return list(results) if relu or activation is None else [activation(result) for result in results]
 
     def attention(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
         """A backend of the library's: query [B, H, T, D], key and value [B, H, S, D] -> [B, T, H, D] and no weights."""
@@ -107,7 +108,7 @@ class Kernels:
         rows = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
         square = not causal or query.shape[2] == key.shape[2]
         boolean = mask is None or (mask.dtype == torch.bool and mask.dim() == 4)
-        return size in HEAD_SIZES and longest <= LONGEST and same and rows and square and boolean
+        return size % WIDTH == 0 and longest <= LONGEST and same and rows and square and boolean
 
 
 class _AddNorm(torch.autograd.Function):
@@ -138,30 +139,41 @@ class _AddNorm(torch.autograd.Function):
         return None, grad_states, grad_update, None, grad_gain, grad_bias, None
 
 
+def _addresses(tensors: Sequence[torch.Tensor]):
+    """Where so many tensors begin, as an array for C."""
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, library, inputs, weight, bias, relu):
-        inputs, weight, bias = inputs.contiguous(), weight.contiguous(), bias.contiguous()
-        outputs, width = weight.shape
-        output = inputs.new_empty(*inputs.shape[:-1], outputs)
-        room = inputs.new_empty(library.linear_room(outputs, width))
-        given = (inputs.data_ptr(), weight.data_ptr(), bias.data_ptr(), relu)
-        library.linear(inputs.numel() // width, outputs, width, *given, output.data_ptr(), room.data_ptr())
-        ctx.save_for_backward(inputs, weight, output if relu else None)
+    def forward(ctx, library, inputs, relu, *parameters):
+        inputs, *parameters = (tensor.contiguous() for tensor in (inputs, *parameters))
+        weights, biases = parameters[::2], parameters[1::2]
+        outputs, width = weights[0].shape
+        results = tuple(inputs.new_empty(*inputs.shape[:-1], outputs) for _ in weights)
+        room = inputs.new_empty(library.linear_room(len(weights), outputs, width))
+        sizes = (inputs.numel() // width, len(weights), outputs, width)
+        given = (inputs.data_ptr(), _addresses(weights), _addresses(biases), relu)
+        library.linear(*sizes, *given, _addresses(results), room.data_ptr())
+        ctx.save_for_backward(inputs, results[0] if relu else None, *weights)
         ctx.library = library
-        return output
+        return results
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        inputs, weight, output = ctx.saved_tensors
-        grad, (outputs, width) = grad.contiguous(), weight.shape
-        results = torch.empty_like(inputs), torch.empty_like(weight), weight.new_empty(outputs)
-        room = inputs.new_empty(ctx.library.linear_room(outputs, width))
-        given = (inputs.data_ptr(), weight.data_ptr(), None if output is None else output.data_ptr(), grad.data_ptr())
-        places = (*(tensor.data_ptr() for tensor in results), room.data_ptr())
-        ctx.library.linear_backward(inputs.numel() // width, outputs, width, *given, *places)
-        return None, *results, None
+    def backward(ctx, *grads):
+        inputs, result, *weights = ctx.saved_tensors
+        outputs, width = weights[0].shape
+        grads = [grad.contiguous() for grad in grads]
+        grad_inputs, grad_weights = torch.empty_like(inputs), [torch.empty_like(weight) for weight in weights]
+        grad_biases = [weight.new_empty(outputs) for weight in weights]
+        room = inputs.new_empty(ctx.library.linear_room(len(weights), outputs, width))
+        sizes = (inputs.numel() // width, len(weights), outputs, width)
+        given = (inputs.data_ptr(), _addresses(weights), None if result is None else result.data_ptr())
+        places = (grad_inputs.data_ptr(), _addresses(grad_weights), _addresses(grad_biases), room.data_ptr())
+        ctx.library.linear_backward(*sizes, *given, _addresses(grads), *places)
+        parameters = (grad for pair in zip(grad_weights, grad_biases, strict=True) for grad in pair)
+        return None, grad_inputs, None, *parameters
 
 
 def _strides(tensor: torch.Tensor, dimensions: int = 3):

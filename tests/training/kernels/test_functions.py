@@ -137,7 +137,7 @@ def test_a_linear_layer(compiled, rows, sizes, relu):
     inputs, *parameters = asking(torch.randn(rows, sizes[0]) * 3, layer.weight, layer.bias)
     mine = nn.Linear(*sizes)
     mine.weight, mine.bias = (nn.Parameter(tensor) for tensor in parameters)
-    found = compiled.linear(mine, inputs, nn.ReLU() if relu else None)
+    (found,) = compiled.linear([mine], inputs, nn.ReLU() if relu else None)
     x, w, b = asking(inputs, *parameters, double=True)
     wanted = nn.functional.linear(x, w, b)
     wanted = wanted.relu() if relu else wanted
@@ -149,15 +149,50 @@ def test_a_linear_layer(compiled, rows, sizes, relu):
 def test_a_linear_layer_of_many_dimensions_and_another_activation(compiled):
     torch.manual_seed(0)
     layer, inputs = nn.Linear(16, 32), torch.randn(3, 5, 7, 16)
-    close(compiled.linear(layer, inputs, nn.GELU()), nn.functional.gelu(layer(inputs)))
-    assert compiled.linear(layer, inputs, None).shape == (3, 5, 7, 32)
+    close(compiled.linear([layer], inputs, nn.GELU())[0], nn.functional.gelu(layer(inputs)))
+    assert compiled.linear([layer], inputs, None)[0].shape == (3, 5, 7, 32)
+
+
+@pytest.mark.parametrize("rows", [32, 121, 127, 245, 250])
+@pytest.mark.parametrize("sizes", [(16, 16), (48, 32), (16, 80)])
+@pytest.mark.parametrize("number", [2, 3])
+def test_linear_layers_that_share_an_input(compiled, rows, sizes, number):
+    torch.manual_seed(rows)
+    layers, inputs = (
+        [nn.Linear(*sizes) for _ in range(number)],
+        torch.randn(2, rows // 2 + 1, sizes[0]).requires_grad_(),
+    )
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    found = torch.cat(compiled.linear(layers, inputs, None), -1)
+    exact, *parts = asking(inputs, *parameters, double=True)
+    wanted = torch.cat([nn.functional.linear(exact, *parts[i : i + 2]) for i in range(0, len(parts), 2)], -1)
+    close(found, wanted.detach())
+    for one, other in zip(learnt(found, inputs, *parameters), learnt(wanted, exact, *parts), strict=True):
+        close(one, other)
+
+
+def test_of_layers_that_share_an_input_some_may_not_be_learnt_from(compiled):
+    torch.manual_seed(0)
+    layers, inputs = [nn.Linear(16, 16) for _ in range(3)], torch.randn(40, 16)
+    layers[1].requires_grad_(False)
+    compiled.linear(layers, inputs, None)[2].sum().backward()
+    assert layers[1].weight.grad is None
+    assert (layers[0].weight.grad == 0).all()
+    close(layers[2].weight.grad, inputs.sum(0).expand(16, 16))
+
+
+def test_layers_of_several_sizes_are_left_to_their_twins(compiled):
+    torch.manual_seed(0)
+    layers, inputs = [nn.Linear(16, 16), nn.Linear(16, 32)], torch.randn(40, 16)
+    for result, layer in zip(compiled.linear(layers, inputs, None), layers, strict=True):
+        assert torch.equal(result, layer(inputs))
 
 
 @pytest.mark.parametrize(("sizes", "rows"), [((16, 20), 64), ((20, 16), 64), ((16, 16), 31), ((512, 512), 64)])
 def test_what_a_linear_layer_leaves_to_its_twin(compiled, sizes, rows):
     layer, inputs = nn.Linear(*sizes), torch.randn(rows, sizes[0])
     for activation in (None, nn.ReLU()):
-        result = compiled.linear(layer, inputs, activation)
+        (result,) = compiled.linear([layer], inputs, activation)
         assert "_Linear" not in str(result.grad_fn)
         assert torch.equal(result, layer(inputs) if activation is None else activation(layer(inputs)))
 
@@ -168,7 +203,7 @@ def test_a_linear_layer_does_not_hide_nan(compiled, relu):
     layer, inputs = nn.Linear(16, 16), torch.randn(40, 16)
     inputs[33, 2] = float("nan")
     inputs.requires_grad_()
-    result = compiled.linear(layer, inputs, nn.ReLU() if relu else None)
+    (result,) = compiled.linear([layer], inputs, nn.ReLU() if relu else None)
     assert result[33].isnan().all()
     assert not result[:33].isnan().any()
     assert layer.weight.grad is None
