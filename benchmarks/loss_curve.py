@@ -1,8 +1,8 @@
 """Does speed change what is learned? The training loss of the fast paths beside their slow twins and Marian.
 
 All start from the same weights (Marian's by name; it has its own table of positions) and see the same batches and
-learning rates in the same order. `fast` is what `metaphrase train` does on two threads: the model as it is, each half
-of a batch in a thread of its own. `slow` takes torch's dropout, a loss from whole logits
+learning rates in the same order. `fast` is what `metaphrase train` does on two threads: compiled kernels, each half of
+a batch in a thread of its own. `slow` takes torch's operations and dropout, a loss from whole logits
 and Adam in a loop over parameters. Both run with two seeds of dropout: the fast path may differ from the slow one by
 as much as the slow one does from itself.
 """
@@ -93,6 +93,8 @@ def contenders(pairs, vocabulary: int, folder: Path, updates: int) -> dict[str, 
     """Every contender's curve."""
     import torch
 
+    from metaphrase.training import kernels
+
     torch.manual_seed(0)
     start = ours(vocabulary, folder).state_dict()
 
@@ -106,8 +108,10 @@ def contenders(pairs, vocabulary: int, folder: Path, updates: int) -> dict[str, 
 
     curves = {}
     for seed in (1, 2):
+        kernels.install()
         model = fresh(ours(vocabulary, folder))
         curves[f"fast, seed {seed}"] = curve(model, learn_in_halves, adam(model, True), pairs, updates, seed)
+        kernels.remove()
         model = slow_twin(fresh(ours(vocabulary, folder)))
         curves[f"slow, seed {seed}"] = curve(model, learn_whole, adam(model, False), pairs, updates, seed)
     model = fresh(marian(vocabulary))

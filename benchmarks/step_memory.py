@@ -2,7 +2,8 @@
 
 Each contender is a process of its own: 4 + 4 layers, d_model 128, one batch of 4,096 padded tokens, float32. What is
 told is the highest resident memory during a step, less that before it, when weights, gradients and Adam's moments are
-there. On two threads `metaphrase train` learns from two parts of the batch at once, and holds a gradient for each.
+there. Ours is with compiled kernels. On two threads `metaphrase train` learns from two parts of the batch at once, and
+holds a gradient for each.
 Linux only: the high-water mark is reset through /proc.
 """
 
@@ -29,9 +30,11 @@ def peak_of_a_step(name: str, vocabulary: int) -> int:
     import torch
     from loss_curve import loss_from_logits
 
+    from metaphrase.training import kernels
     from metaphrase.training.objective import plain_loss
     from metaphrase.training.parts import add_gradient
 
+    kernels.install()
     torch.set_num_threads(2 if name == PARTS else 1)
     with tempfile.TemporaryDirectory(prefix="metaphrase-bench-") as folder:
         model = marian(vocabulary) if name == "Marian" else ours(vocabulary, Path(folder))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .kernels import kernel
+
 BITS = 16
 _THREAD = threading.local()
 
@@ -31,6 +33,9 @@ def draw(shape: torch.Size) -> torch.Tensor:
     """Random int16 of that shape, each of -2^15 … 2^15 - 1 equally often, from torch's CPU generator or from that of
     `random_from`."""
     count, generator = shape.numel(), getattr(_THREAD, "generator", None)
+    compiled = kernel("bits")
+    if compiled is not None:
+        return compiled(shape, generator)
     words = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     return words.view(torch.int16)[:count].view(shape)
 

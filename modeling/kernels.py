@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 KERNELS: dict[str, Callable] = {}
-"""By place: "loss", "attention", "add_norm", "linear"."""
+"""By place: "loss", "attention", "add_norm", "linear", and "bits" for dropout."""
 
 
 def kernel(name: str, *tensors: torch.Tensor) -> Callable | None:

@@ -1,5 +1,5 @@
 """Compiled code for training on a CPU: in the place of the loss, of short sentences' attention, of LayerNorm
-after dropout, of linear layers.
+after dropout, of linear layers, of dropout's random bits.
 
 `install()` puts it into `metaphrase.modeling.kernels`. `*.cpp` is the code, compiled on the machine at hand when it is
 first needed (`compiling.py`); `functions.py` makes differentiable functions of it.
@@ -11,7 +11,7 @@ from metaphrase.modeling.kernels import KERNELS
 from metaphrase.training.kernels.compiling import load
 from metaphrase.training.kernels.functions import Kernels
 
-NAMES = ("loss", "attention", "add_norm", "linear")
+NAMES = ("loss", "attention", "add_norm", "linear", "bits")
 
 
 def install() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import c_double, c_float, c_int, c_long, c_void_p
+from ctypes import c_double, c_float, c_int, c_long, c_uint64, c_void_p
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ SIGNATURES = {
     "loss_and_gradients": (c_double, [c_long] * 3 + [c_void_p] * 3 + [c_float] + [c_void_p] * 3),
     "add_norm": (None, [c_long] * 2 + [c_void_p] * 3 + [c_int, c_float] + [c_void_p] * 2 + [c_float] + [c_void_p] * 3),
     "add_norm_backward": (None, [c_long] * 2 + [c_void_p] * 4 + [c_int, c_float] + [c_void_p] * 5),
+    "draw_bits": (None, [c_uint64, c_long, c_void_p]),
     "linear_room": (c_long, [c_long] * 3),
     "linear": (None, [c_long] * 4 + [c_void_p] * 3 + [c_int] + [c_void_p] * 2),
     "linear_backward": (None, [c_long] * 4 + [c_void_p] * 8),
@@ -90,6 +91,13 @@ class Kernels:
         parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         results = _Linear.apply(self.library, inputs, relu, *parameters)
         return list(results) if relu or activation is None else [activation(result) for result in results]
+
+    def bits(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        """`metaphrase.modeling.dropout.draw`: other numbers, from one that the generator gives."""
+        seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
+        bits = torch.empty(shape, dtype=torch.int16)
+        self.library.draw_bits(seed % 2**64, bits.numel(), bits.data_ptr())
+        return bits
 
     def attention(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
         """A backend of the library's: query [B, H, T, D], key and value [B, H, S, D] -> [B, T, H, D] and no weights."""

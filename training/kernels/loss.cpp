@@ -43,12 +43,15 @@ static void lay_out_weight(const Room &room, const float *weight, long V, long d
     long entries = up(V, PANEL);
     for (long v = 0; v < V; v++)
         for (long f = 0; f < d; f++) room.weight_sum[f] += weight[v * d + f];
-    for (long v = 0; v < entries; v++)
-        for (long f = 0; f < d; f++) {
-            float value = v < V ? weight[v * d + f] : 0;
-            room.by_entry[(v / PANEL * d + f) * PANEL + v % PANEL] = value;
-            room.by_feature[(f / PANEL * entries + v) * PANEL + f % PANEL] = value;
+    for (long v = 0; v < entries; v++) {
+        const float *row = weight + v * d;
+        float *across = room.by_entry + v / PANEL * PANEL * d + v % PANEL;
+        for (long f = 0; f < d; f++) across[f * PANEL] = v < V ? row[f] : 0;
+        for (long f = 0; f < d; f += LANES) {
+            float *along = room.by_feature + (f / PANEL * entries + v) * PANEL + f % PANEL;
+            store(along, v < V ? load(row + f) : vec{});
         }
+    }
 }
 
 // E = h W^T, and each row's highest.
@@ -150,10 +153,10 @@ static void finish_weight(const Room &room, long rows, const int64_t *labels, co
     long features = up(d, ROWS);
     for (long r = 0; r < rows; r++)
         for (long f = 0; labels[r] != IGNORED && f < d; f++) room.hidden_sum[f] += hidden[r * d + f];
-    for (long v = 0; v < V; v++)
-        for (long f = 0; f < d; f++)
-            grad_weight[v * d + f] =
-                room.grad_panels[(v / PANEL * features + f) * PANEL + v % PANEL] - share * room.hidden_sum[f];
+    for (long v = 0; v < V; v++) {
+        const float *across = room.grad_panels + v / PANEL * PANEL * features + v % PANEL;
+        for (long f = 0; f < d; f++) grad_weight[v * d + f] = across[f * PANEL] - share * room.hidden_sum[f];
+    }
     for (long r = 0; r < rows; r++)
         for (long f = 0; labels[r] != IGNORED && f < d; f++)
             grad_weight[labels[r] * d + f] -= rest * hidden[r * d + f];

@@ -44,7 +44,7 @@ def script(folder: Path, name: str, text: str) -> str:
 def test_they_are_compiled_once_for_this_compiler_and_processor(tmp_path):
     cache = tmp_path / "cache"
     first, _ = child(cache)
-    assert first[0].startswith("['add_norm', 'attention', 'linear', 'loss']")
+    assert first[0].startswith("['add_norm', 'attention', 'bits', 'linear', 'loss']")
     assert first[1] == "[] None"
     made = list(cache.rglob("*.so"))
     assert len(made) == 1

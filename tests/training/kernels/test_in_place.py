@@ -42,6 +42,12 @@ def worst(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> flo
     )
 
 
+@pytest.fixture
+def without(compiled, monkeypatch):
+    """Takes all kernels away but the one that draws the masks."""
+    return lambda: monkeypatch.setattr("metaphrase.modeling.kernels.KERNELS", {"bits": compiled.bits})
+
+
 def learn(model, **more) -> dict[str, torch.Tensor]:
     """The loss and all gradients, under one seed for dropout's masks."""
     torch.manual_seed(5)
@@ -63,10 +69,10 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_learns_the_same_with_them(counted, monkeypatch, name):
+def test_a_model_learns_the_same_with_them(counted, without, name):
     found = learn(make_model(**CONFIGS[name]))
     assert name == "odd sizes" or (counted["loss"] and counted["linear"])
-    monkeypatch.setattr("metaphrase.modeling.kernels.KERNELS", {})
+    without()
     before = dict(counted)
     exact, twin = learn(make_model(**CONFIGS[name]).double()), learn(make_model(**CONFIGS[name]))
     assert counted == before
@@ -76,7 +82,7 @@ def test_a_model_learns_the_same_with_them(counted, monkeypatch, name):
 def test_which_operations_they_take(counted):
     learn(make_model())
     # 2 + 2 layers; q, k, v of a self-attention at once, of the source k and v; an output of each; fc1 and fc2
-    assert counted == {"loss": 1, "attention": 6, "add_norm": 10, "linear": 4 + 2 * 2 + 6 + 2 * 4}
+    assert counted == {"loss": 1, "attention": 6, "add_norm": 10, "linear": 4 + 2 * 2 + 6 + 2 * 4, "bits": 12}
 
 
 def test_dropout_masks_differ_from_pass_to_pass(counted):
@@ -101,6 +107,8 @@ def test_they_are_for_training_passes_of_one_thread_in_float32(counted, case):
             model(**batch, num_items_in_batch=50).loss.backward()
     else:
         learn(model.to(getattr(torch, case)))
+    if case in ("bfloat16", "float64"):
+        assert counted.pop("bits")  # which have no type of their own
     assert set(counted.values()) == {0}
 
 
@@ -125,12 +133,12 @@ def test_layers_with_hooks_and_layers_of_another_kind_are_called_as_they_are(cou
     assert counted["linear"] == 22 - 2
 
 
-def test_a_checkpointed_model_draws_the_same_masks_twice(counted, monkeypatch):
+def test_a_checkpointed_model_draws_the_same_masks_twice(counted, without):
     model = make_model()
     model.activation_checkpointing_enable()
     found = learn(model)
     assert counted["add_norm"] > 10
-    monkeypatch.setattr("metaphrase.modeling.kernels.KERNELS", {})
+    without()
     exact, twin = learn(make_model().double()), learn(make_model())
     assert worst(found, exact) <= 1e-4 >= worst(twin, exact)
 
