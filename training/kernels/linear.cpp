@@ -23,10 +23,14 @@ static void by_row(const float *matrix, long rows, long columns, float *panels) 
 
 // result [rows, columns] = a [rows, inner] times panels [columns / 16][inner][16], or, `add`, that much more. At least
 // ROWS rows: the last tile begins before the rows that are left, and what it would add to those once more it leaves out.
+// `soon` [rows, columns], if there is one, is asked for on the way.
 static void product(long rows, long inner, long columns, const float *a, const float *panels, const float *bias,
-                    bool relu, bool add, float *result) {
+                    bool relu, bool add, float *result, const float *soon) {
     for (long next = 0; next < rows; next += ROWS) {
         long r = next + ROWS <= rows ? next : rows - ROWS;
+        fetch(a + (next + ROWS) * inner, ROWS * inner);
+        fetch(result + (next + ROWS) * columns, ROWS * columns);
+        if (soon) fetch(soon + r * columns, ROWS * columns);
         for (long c = 0; c < columns; c += PANEL) {
             float *to = result + r * columns + c;
             Tile tile = add ? take(to, columns) : bias ? take(bias + c, 0) : Tile{};
@@ -75,7 +79,7 @@ extern "C" void linear(long rows, long layers, long outputs, long inputs, const 
         count = chunk(rows - n);
         for (long l = 0; l < layers; l++)
             product(count, inputs, outputs, x + n * inputs, room + l * outputs * inputs, bias[l], relu, false,
-                    y[l] + n * outputs);
+                    y[l] + n * outputs, nullptr);
     }
 }
 
@@ -98,11 +102,12 @@ extern "C" void linear_backward(long rows, long layers, long outputs, long input
     }
     for (long n = 0, count; n < rows; n += count) {
         count = chunk(rows - n);
-        by_column(x + n * inputs, count, inputs, panels);
         for (long l = 0; l < layers; l++) {
             const float *g = grad[l] + n * outputs;
             if (y) before_relu(count * outputs, g, y + n * outputs, masked), g = masked;
-            product(count, outputs, inputs, g, weight_panels + l * size, nullptr, false, l > 0, grad_x + n * inputs);
+            product(count, outputs, inputs, g, weight_panels + l * size, nullptr, false, l > 0, grad_x + n * inputs,
+                    l == 0 ? x + n * inputs : nullptr);
+            if (l == 0) by_column(x + n * inputs, count, inputs, panels);
             add_grad_weight(count, outputs, inputs, g, panels, sums + l * sums_size);
             add_up_rows(count, outputs, g, grad_bias[l]);
         }

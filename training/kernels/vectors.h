@@ -21,6 +21,11 @@ INLINE void store(float *to, vec x) { *(vec *)to = x; }
 INLINE vec all(float x) { return x - vec{}; }  // compilers make one broadcast of this, of a loop they do not
 INLINE vec larger(vec a, vec b) { return b > a ? b : a; }  // a NaN in a stays
 
+// Asks for floats that are soon read or written; they need not be there.
+INLINE void fetch(const float *from, long count) {
+    for (long i = 0; i < count; i += 16) __builtin_prefetch(from + i);
+}
+
 INLINE float sum(vec x) {
     float total = 0;
     UNROLL for (int i = 0; i < LANES; i++) total += x[i];
