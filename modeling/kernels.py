@@ -26,6 +26,12 @@ def kernel(name: str, *tensors: torch.Tensor) -> Callable | None:
     return KERNELS[name] if plain and alone else None
 
 
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether this is in training, and of that kind and no more: no adapter, no quantized layer, none with hooks."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return module.training and type(module) is kind and not hooks
+
+
 def linear(layer: nn.Linear, inputs: torch.Tensor, activation: Callable | None = None) -> torch.Tensor:
     """`layer(inputs)`, and `activation` of it if there is one."""
     return project((layer,), inputs, activation)[0]
@@ -34,15 +40,8 @@ def linear(layer: nn.Linear, inputs: torch.Tensor, activation: Callable | None =
 def project(
     layers: Sequence[nn.Linear], inputs: torch.Tensor, activation: Callable | None = None
 ) -> list[torch.Tensor]:
-    """`layer(inputs)` for each layer, and `activation` of it if there is one. What is more than a plain layer (an
-    adapter, a quantized one, one with hooks) is called as it is."""
-    plain = all(
-        layer.training
-        and type(layer) is nn.Linear
-        and layer.bias is not None
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-        for layer in layers
-    )
+    """`layer(inputs)` for each layer, and `activation` of it if there is one."""
+    plain = all(is_plain(layer, nn.Linear) and layer.bias is not None for layer in layers)
     compiled = kernel("linear", inputs, *(layer.weight for layer in layers)) if plain else None
     if compiled is not None:
         return compiled(layers, inputs, activation)

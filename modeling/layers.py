@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .attention import CrossAttention, SelfAttention
 from .configuration_metaphrase import MetaphraseConfig
 from .dropout import Dropout
-from .kernels import kernel, linear
+from .kernels import is_plain, kernel, linear
 
 
 class TransformerLayer(GradientCheckpointingLayer):
@@ -49,7 +49,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         if self.normalize_before:
             return hidden_states + self.dropout(sublayer(layer_norm(hidden_states)))
         update = sublayer(hidden_states)
-        compiled = kernel("add_norm", hidden_states, update, layer_norm.weight) if self.training else None
+        plain = is_plain(layer_norm, nn.LayerNorm) and is_plain(self.dropout, Dropout)
+        compiled = kernel("add_norm", hidden_states, update, layer_norm.weight) if plain else None
         if compiled is not None:
             return compiled(hidden_states, update, self.dropout, layer_norm)
         return layer_norm(hidden_states + self.dropout(update))

@@ -8,8 +8,10 @@ import functools
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,23 +40,24 @@ def load() -> Library | None:
         logger.info("There is no C++ compiler (%s, or CXX): training uses PyTorch's operations.", ", ".join(COMPILERS))
         return None
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
         name = version.stdout.partition("\n")[0]
         return Library(ctypes.CDLL(str(build(compiler, name))), name)
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
-        logger.warning("The kernels could not be compiled by %s (%s): training uses PyTorch's own.", compiler, said)
+        logger.warning("%s cannot make the kernels (%s): training uses PyTorch's operations.", compiler[0], said)
         return None
 
 
-def find_compiler() -> str | None:
-    """CXX of the environment if it is set, else the first that is there. Windows' compiler knows other vectors."""
-    wanted = os.environ.get("CXX")
-    names = (wanted,) if wanted else COMPILERS
-    return next((path for name in names if (path := shutil.which(name))), None)
+def find_compiler() -> list[str] | None:
+    """CXX of the environment if it is set, which may be a command with options, else the first that is there."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    if wanted:
+        return wanted if shutil.which(wanted[0]) else None
+    return next(([path] for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def build(compiler: str, version: str) -> Path:
+def build(compiler: list[str], version: str) -> Path:
     """The library's path, after it was compiled where it was not there.
 
     Raises:
@@ -67,7 +70,8 @@ def build(compiler: str, version: str) -> Path:
     folder = cache_folder() / f"kernels-{fingerprint(compiler, version, options, processor_features(), *texts)}"
     if not (folder / LIBRARY).is_file():
         with new_folder(folder) as fresh:
-            command = [compiler, *options, "-o", str(fresh / LIBRARY), *map(str, sources)]
+            print("Compiling kernels for this processor, once", file=sys.stderr, flush=True)  # some seconds
+            command = [*compiler, *options, "-o", str(fresh / LIBRARY), *map(str, sources)]
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
     return folder / LIBRARY
 

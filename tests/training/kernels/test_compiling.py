@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from metaphrase.training.kernels import compiling
+
 CHILD = """
 import logging
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -43,13 +45,14 @@ def script(folder: Path, name: str, text: str) -> str:
 @pytest.mark.usefixtures("library")
 def test_they_are_compiled_once_for_this_compiler_and_processor(tmp_path):
     cache = tmp_path / "cache"
-    first, _ = child(cache)
+    first, log = child(cache)
+    assert log.count("Compiling kernels for this processor, once") == 1
     assert first[0].startswith("['add_norm', 'attention', 'bits', 'linear', 'loss']")
     assert first[1] == "[] None"
     made = list(cache.rglob("*.so"))
     assert len(made) == 1
     before = made[0].stat().st_mtime_ns
-    assert child(cache)[0] == first
+    assert child(cache) == (first, "")
     assert list(cache.rglob("*.so")) == made
     assert made[0].stat().st_mtime_ns == before
 
@@ -67,7 +70,7 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(tmp_path):
     )
     said, log = child(tmp_path / "cache", CXX=broken)
     assert said == ["[] None", "[] None"]
-    assert f"WARNING The kernels could not be compiled by {broken} (no such thing): training uses PyTorch's own." in log
+    assert f"WARNING {broken} cannot make the kernels (no such thing): training uses PyTorch's operations." in log
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
@@ -79,7 +82,7 @@ def test_a_library_that_cannot_be_loaded_is_a_word_in_the_log(tmp_path):
     )
     said, log = child(tmp_path / "cache", CXX=empty)
     assert said == ["[] None", "[] None"]
-    assert "WARNING The kernels could not be compiled" in log
+    assert f"WARNING {empty} cannot make the kernels" in log
 
 
 def test_a_cache_that_cannot_be_written_is_a_word_in_the_log(tmp_path):
@@ -87,3 +90,12 @@ def test_a_cache_that_cannot_be_written_is_a_word_in_the_log(tmp_path):
     said, log = child(tmp_path / "cache")
     assert said == ["[] None", "[] None"]
     assert "training uses PyTorch's" in log
+
+
+@pytest.mark.usefixtures("library")
+def test_cxx_may_have_options(tmp_path):
+    said, _ = child(tmp_path / "cache", CXX="no-such-compiler -O1")
+    assert said == ["[] None", "[] None"]
+    compiler = compiling.find_compiler()[0]
+    said, _ = child(tmp_path / "cache", CXX=f"{compiler} -DMARK=1")
+    assert said[0].startswith("['add_norm'")

@@ -127,9 +127,12 @@ def test_layers_with_hooks_and_layers_of_another_kind_are_called_as_they_are(cou
             return super().forward(inputs)
 
     model.model.encoder.layers[0].fc1 = Adapter(32, 64).train()
-    model.model.encoder.layers[0].fc2.register_forward_hook(lambda *given: seen.append("hook"))
+    layer = model.model.encoder.layers[0]
+    layer.fc2.register_forward_hook(lambda *given: seen.append("hook"))
+    layer.self_attn_layer_norm.register_forward_pre_hook(lambda *given: seen.append("norm"))
     learn(model)
-    assert seen == ["adapter", "hook"]
+    assert seen == ["norm", "adapter", "hook"]
+    assert counted["add_norm"] == 10 - 1
     assert counted["linear"] == 22 - 2
 
 
