@@ -12,6 +12,8 @@ from torch import nn
 KERNELS: dict[str, Callable] = {}
 """By place: "loss", "attention", "add_norm", "linear", and "bits" for dropout."""
 
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
 
 def kernel(name: str, *tensors: torch.Tensor) -> Callable | None:
     """What is to take the place of that name for these tensors, if anything: kernels are for plain float32 tensors of a
@@ -28,8 +30,9 @@ def kernel(name: str, *tensors: torch.Tensor) -> Callable | None:
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether this is in training, and of that kind and no more: no adapter, no quantized layer, none with hooks."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return module.training and type(module) is kind and not hooks
+    own = any(getattr(module, f"_{when}_hooks") for when in HOOKS) or "forward" in vars(module)
+    everywhere = any(getattr(torch.nn.modules.module, f"_global_{when}_hooks") for when in HOOKS)
+    return module.training and type(module) is kind and not (own or everywhere)
 
 
 def linear(layer: nn.Linear, inputs: torch.Tensor, activation: Callable | None = None) -> torch.Tensor:

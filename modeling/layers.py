@@ -49,7 +49,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         if self.normalize_before:
             return hidden_states + self.dropout(sublayer(layer_norm(hidden_states)))
         update = sublayer(hidden_states)
-        plain = is_plain(layer_norm, nn.LayerNorm) and is_plain(self.dropout, Dropout)
+        plain = is_plain(layer_norm, nn.LayerNorm) and is_plain(self.dropout, Dropout) and layer_norm.elementwise_affine
         compiled = kernel("add_norm", hidden_states, update, layer_norm.weight) if plain else None
         if compiled is not None:
             return compiled(hidden_states, update, self.dropout, layer_norm)

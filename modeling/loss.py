@@ -69,7 +69,15 @@ def linear_cross_entropy_per_token(
         hidden_states: the decoder's output, [..., d].
         weight: the output projection, [V, d].
         labels, label_smoothing, num_items_in_batch: as in `cross_entropy_per_token`.
+
+    Raises:
+        ValueError: the shapes do not fit each other.
     """
+    if hidden_states.shape[:-1] != labels.shape or hidden_states.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"The decoder's output is {list(hidden_states.shape)}, the labels are {list(labels.shape)}, the projection is "
+            f"{list(weight.shape)}; there must be a label for each position, and d_model must be the same."
+        )
     total = _LinearCrossEntropy.apply(hidden_states.flatten(0, -2), weight, labels.flatten(), label_smoothing)
     return total / token_count(labels, num_items_in_batch)
 

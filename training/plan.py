@@ -7,6 +7,7 @@ cost is counted batch by batch, so that a few measured batches stand for all.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
@@ -22,7 +23,7 @@ from metaphrase.configuration.configuration_metaphrase import MetaphraseConfig
 from metaphrase.configuration.errors import MetaphraseError
 from metaphrase.configuration.limits import check_end, check_limits
 from metaphrase.configuration.options import RunOptions
-from metaphrase.training import costs
+from metaphrase.training import costs, kernels
 from metaphrase.training.assumed import Assumptions
 from metaphrase.training.finish import hardware
 from metaphrase.training.judge import Judge
@@ -118,7 +119,11 @@ def make_plan(
         raise MetaphraseError(f"--seconds is {seconds}; it must be above 0")
     options = replace(options, trackers=[])
     place = Path(options.output or f"runs/{recipe_name}")
-    with tempfile.TemporaryDirectory(dir=nearest_folder(place), prefix=".metaphrase-plan-") as scratch:
+    with (
+        contextlib.ExitStack() as stack,
+        tempfile.TemporaryDirectory(dir=nearest_folder(place), prefix=".metaphrase-plan-") as scratch,
+    ):
+        stack.callback(kernels.remove)
         folder = Path(scratch)
         accelerator = start_processes(options, folder)
         if accelerator.num_processes > 1:

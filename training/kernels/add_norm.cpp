@@ -27,7 +27,8 @@ extern "C" void add_norm(long rows, long d, const float *x, const float *u, cons
             vec off = load(normed + f) - mean;
             squares += off * off;
         }
-        inverse[r] = 1 / sqrtf(sum(squares) / d + eps);
+        float variance = sum(squares) / d;
+        inverse[r] = variance < INFINITY ? 1 / sqrtf(variance + eps) : NAN;  // not 0, which would hide it
         for (long f = 0; f < d; f += LANES) {
             vec value = (load(normed + f) - mean) * inverse[r];
             store(normed + f, value);

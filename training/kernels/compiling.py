@@ -3,6 +3,7 @@ on the sources, the compiler and the processor."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaphrase.training.data.cache import cache_folder, fingerprint, new_folder
+from metaphrase.training.kernels.functions import bind
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 LIBRARY = "kernels.so"
-SECONDS = 300
+SECONDS_TO_ANSWER, SECONDS_TO_COMPILE = 20, 300
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,30 @@ class Library:
 @functools.cache
 def load() -> Library | None:
     """The kernels, compiled if they are not yet; None, with a word in the log, where that cannot be done."""
-    compiler = find_compiler()
-    if compiler is None:
-        logger.info("There is no C++ compiler (%s, or CXX): training uses PyTorch's operations.", ", ".join(COMPILERS))
-        return None
+    compiler = [os.environ.get("CXX", "")]
     try:
-        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
-        name = version.stdout.partition("\n")[0]
-        return Library(ctypes.CDLL(str(build(compiler, name))), name)
-    except (OSError, subprocess.SubprocessError) as error:
+        compiler = find_compiler()
+        if compiler is None:
+            names = ", ".join(COMPILERS)
+            logger.info("There is no C++ compiler (%s, or CXX): training uses PyTorch's operations.", names)
+            return None
+        name = _output([*compiler, "--version"], SECONDS_TO_ANSWER).partition("\n")[0]
+        return Library(build(compiler, name), name)
+    except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
         logger.warning("%s cannot make the kernels (%s): training uses PyTorch's operations.", compiler[0], said)
         return None
+
+
+def _output(command: list[str], seconds: int) -> str:
+    """What a command prints.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.SubprocessError: it failed, or took longer.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=seconds)
+    return done.stdout
 
 
 def find_compiler() -> list[str] | None:
@@ -57,23 +71,26 @@ def find_compiler() -> list[str] | None:
     return next(([path] for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def build(compiler: list[str], version: str) -> Path:
-    """The library's path, after it was compiled where it was not there.
+def build(compiler: list[str], version: str) -> ctypes.CDLL:
+    """The library, after it was compiled where it was not there or is broken.
 
     Raises:
-        OSError: nothing can be written.
+        OSError: nothing can be written, or loaded.
+        AttributeError: a function is not in it.
         subprocess.SubprocessError: the compiler failed.
     """
-    sources = sorted(SOURCES.glob("*.cpp"))
     options = (*OPTIONS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
     texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]*"))]
     folder = cache_folder() / f"kernels-{fingerprint(compiler, version, options, processor_features(), *texts)}"
-    if not (folder / LIBRARY).is_file():
-        with new_folder(folder) as fresh:
-            print("Compiling kernels for this processor, once", file=sys.stderr, flush=True)  # some seconds
-            command = [*compiler, *options, "-o", str(fresh / LIBRARY), *map(str, sources)]
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
-    return folder / LIBRARY
+    with contextlib.suppress(OSError, AttributeError):
+        return bind(ctypes.CDLL(str(folder / LIBRARY)))
+    shutil.rmtree(folder, ignore_errors=True)
+    with new_folder(folder) as fresh:
+        print("Compiling kernels for this processor, once", file=sys.stderr, flush=True)  # some seconds
+        sources = map(str, sorted(SOURCES.glob("*.cpp")))
+        _output([*compiler, *options, "-o", str(fresh / LIBRARY), *sources], SECONDS_TO_COMPILE)
+        library = bind(ctypes.CDLL(str(fresh / LIBRARY)))
+    return library
 
 
 def processor_features() -> str:

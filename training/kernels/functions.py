@@ -6,14 +6,15 @@ B sentences · H heads · T asking, S asked positions · D head size · V vocabu
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_float, c_int, c_long, c_uint64, c_void_p
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from metaphrase.modeling.dropout import draw, threshold_and_scale
+from metaphrase.modeling.kernels import is_plain
 from metaphrase.modeling.loss import IGNORED, loss_and_gradients
 
 WIDTH = 16
@@ -40,13 +41,22 @@ SIGNATURES = {
 }
 
 
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, its functions told what they take and give.
+
+    Raises:
+        AttributeError: a function is not in it.
+    """
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
 class Kernels:
     """What `metaphrase.modeling.kernels` is given."""
 
     def __init__(self, library: ctypes.CDLL):
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
         self.library = library
 
     def loss(self, hidden, weight, labels, label_smoothing, wants_grad):
@@ -59,7 +69,7 @@ class Kernels:
             return loss_and_gradients(hidden, weight, labels, label_smoothing, wants_grad)
         hidden, weight, labels = hidden.contiguous(), weight.contiguous(), labels.long().contiguous()
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.empty_like(weight)
-        room = torch.empty(self.library.loss_room(entries, width))
+        room = hidden.new_empty(self.library.loss_room(entries, width))
         total = self.library.loss_and_gradients(
             len(hidden),
             entries,
@@ -76,7 +86,8 @@ class Kernels:
 
     def add_norm(self, states: torch.Tensor, update: torch.Tensor, dropout: nn.Dropout, norm: nn.LayerNorm):
         """`norm(states + dropout(update))`, all [..., d]."""
-        if norm.bias is None or states.shape[-1] % WIDTH or not 0 < dropout.p < 1:
+        last = norm.normalized_shape == states.shape[-1:] and norm.bias is not None
+        if not last or states.shape != update.shape or states.shape[-1] % WIDTH or not 0 < dropout.p < 1:
             return norm(states + dropout(update))
         return _AddNorm.apply(self.library, states, update, dropout.p, norm.weight, norm.bias, norm.eps)
 
@@ -84,18 +95,19 @@ class Kernels:
         """`activation(layer(inputs))` for each layer; inputs [..., inputs]."""
         outputs, width = shape = layers[0].weight.shape
         small = outputs % WIDTH == 0 and width % WIDTH == 0 and outputs * width <= LARGEST_MATRIX
-        if not small or inputs.numel() < FEWEST_ROWS * width or any(layer.weight.shape != shape for layer in layers):
+        fits = inputs.shape[-1] == width and all(layer.weight.shape == shape for layer in layers)
+        if not small or not fits or inputs.numel() < FEWEST_ROWS * width:
             results = [layer(inputs) for layer in layers]
             return results if activation is None else [activation(result) for result in results]
-        relu = type(activation) is nn.ReLU and len(layers) == 1
+        relu = len(layers) == 1 and isinstance(activation, nn.Module) and is_plain(activation, nn.ReLU)
         parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         results = _Linear.apply(self.library, inputs, relu, *parameters)
         return list(results) if relu or activation is None else [activation(result) for result in results]
 
     def bits(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         """`metaphrase.modeling.dropout.draw`: other numbers, from one that the generator gives."""
-        seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
-        bits = torch.empty(shape, dtype=torch.int16)
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator))
+        bits = torch.empty(shape, dtype=torch.int16, device="cpu")
         self.library.draw_bits(seed % 2**64, bits.numel(), bits.data_ptr())
         return bits
 
@@ -119,6 +131,18 @@ class Kernels:
         return size % WIDTH == 0 and longest <= LONGEST and same and rows and square and boolean
 
 
+def _once(backward: Callable) -> Callable:
+    """A backward pass that has no gradient itself, and says so where one is asked for."""
+
+    @functools.wraps(backward)
+    def once(ctx, *grads):
+        if torch.is_grad_enabled():  # only under create_graph
+            raise RuntimeError("Compiled kernels have no second derivative; metaphrase.training.kernels.remove() them.")
+        return backward(ctx, *grads)
+
+    return once
+
+
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, library, states, update, p, gain, bias, eps):
@@ -135,7 +159,7 @@ class _AddNorm(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, grad):
         normed, inverse, draws, gain = ctx.saved_tensors
         grad, width = grad.contiguous(), grad.shape[-1]
@@ -168,7 +192,7 @@ class _Linear(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, *grads):
         inputs, result, *weights = ctx.saved_tensors
         outputs, width = weights[0].shape
@@ -214,7 +238,7 @@ class _Attention(torch.autograd.Function):
         return context
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, grad):
         query, key, value, mask, log_sums = ctx.saved_tensors
         batch, heads, asking, size = query.shape

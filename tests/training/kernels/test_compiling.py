@@ -99,3 +99,34 @@ def test_cxx_may_have_options(tmp_path):
     compiler = compiling.find_compiler()[0]
     said, _ = child(tmp_path / "cache", CXX=f"{compiler} -DMARK=1")
     assert said[0].startswith("['add_norm'")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("printf 'caf\\351' >&2; exit 1", "caf"),
+        ("exit 0", "kernels.so"),
+    ],
+)
+def test_odd_compilers_are_done_without(tmp_path, text, said):
+    odd = script(tmp_path, "odd", text)
+    found, log = child(tmp_path / "cache", CXX=odd)
+    assert found == ["[] None", "[] None"]
+    assert "cannot make the kernels" in log
+    assert said in log
+
+
+def test_a_command_that_cannot_be_read_is_done_without(tmp_path):
+    found, log = child(tmp_path / "cache", CXX="g++ -DX='")
+    assert found == ["[] None", "[] None"]
+    assert "No closing quotation" in log
+
+
+@pytest.mark.usefixtures("library")
+def test_a_broken_library_in_the_cache_is_made_again(tmp_path):
+    first, _ = child(tmp_path / "cache")
+    (library,) = (tmp_path / "cache").rglob("*.so")
+    library.write_bytes(b"not a library")
+    found, log = child(tmp_path / "cache")
+    assert found == first
+    assert "Compiling kernels" in log

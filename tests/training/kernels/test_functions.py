@@ -365,3 +365,44 @@ def test_the_same_bits_each_time(compiled):
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     loss = cross_entropy_per_token(hidden @ weight.t(), labels, 0.1, len(labels))
     close(first[0] / len(labels), loss)
+
+
+def test_inputs_of_another_width_are_the_twins_error(compiled):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        compiled.linear([nn.Linear(32, 32)], torch.randn(64, 64), None)
+
+
+def test_states_that_are_broadcast_are_left_to_the_twin(compiled):
+    torch.manual_seed(0)
+    norm, update = nn.LayerNorm(32), torch.randn(9, 8, 32)
+    assert compiled.add_norm(torch.randn(1, 8, 32), update, Dropout(0.5).train(), norm).shape == (9, 8, 32)
+    over_two = nn.LayerNorm((8, 32))
+    result = compiled.add_norm(torch.randn(9, 8, 32, requires_grad=True), update, Dropout(0.5).train(), over_two)
+    assert "_AddNorm" not in str(result.grad_fn)
+
+
+def test_a_norm_that_overflows_gives_nan(compiled):
+    states = torch.randn(3, 16)
+    states[1] *= 1e25
+    result = compiled.add_norm(states, torch.zeros(3, 16), Dropout(0.5).train(), nn.LayerNorm(16))
+    assert result[1].isnan().all()
+    assert result[::2].isfinite().all()
+
+
+def test_other_default_types_change_nothing(compiled):
+    hidden, weight, labels = loss_inputs(150, 300, 32)
+    wanted = compiled.loss(hidden, weight, labels, 0.1, True)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = compiled.loss(hidden, weight, labels, 0.1, True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_second_derivative_is_refused(compiled):
+    torch.manual_seed(0)
+    inputs = torch.randn(40, 16, requires_grad=True)
+    result = compiled.linear([nn.Linear(16, 16)], inputs, None)[0].sum()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(result, inputs, create_graph=True)

@@ -154,3 +154,45 @@ def test_the_option_puts_them_in_place_and_takes_them_away():
     processor.settle(1, 1, compiled=False)
     assert not KERNELS
     assert kernels.compiler() is None
+
+
+WATCHES = {
+    "forward": lambda module, seen: module.register_forward_hook(lambda *given: seen.append(1)),
+    "backward": lambda module, seen: module.register_full_backward_pre_hook(lambda *given: seen.append(1)),
+    "everywhere": lambda module, seen: nn.modules.module.register_module_forward_hook(
+        lambda this, *given: seen.append(1) if this is module else None
+    ),
+    "in its place": lambda module, seen: setattr(
+        module, "forward", lambda *given, before=module.forward: (seen.append(1), before(*given))[1]
+    ),
+}
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("how", WATCHES)
+@pytest.mark.parametrize("name", ["fc1", "final_layer_norm", "activation_fn", "dropout"])
+def test_whoever_watches_a_module_sees_it(how, name):
+    model, seen = make_model(), []
+    watch = WATCHES[how](getattr(model.model.encoder.layers[1], name), seen)
+    try:
+        learn(model)
+    finally:
+        if watch is not None:
+            watch.remove()
+    assert seen
+
+
+@pytest.mark.usefixtures("counted")
+def test_shapes_that_do_not_fit_are_refused():
+    model, batch = make_model(), make_batch()
+    with pytest.raises(ValueError, match="there must be a label for each position"):
+        model(**batch, decoder_input_ids=torch.ones(9, 7, dtype=torch.long), num_items_in_batch=50)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(encoder_outputs=(torch.randn(9, 11, 64),), labels=batch["labels"], num_items_in_batch=50)
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_source_of_one_row_serves_all_targets():
+    model = make_model()
+    output = model.model(input_ids=torch.ones(9, 11, dtype=torch.long), decoder_input_ids=torch.ones(1, 8).long())
+    assert output.last_hidden_state.shape == (9, 8, 32)
