@@ -74,10 +74,8 @@ def linear_cross_entropy_per_token(
         ValueError: the shapes do not fit each other.
     """
     if hidden_states.shape[:-1] != labels.shape or hidden_states.shape[-1] != weight.shape[-1]:
-        raise ValueError(
-            f"The decoder's output is {list(hidden_states.shape)}, the labels are {list(labels.shape)}, the projection is "
-            f"{list(weight.shape)}; there must be a label for each position, and d_model must be the same."
-        )
+        shapes = [list(tensor.shape) for tensor in (hidden_states, labels, weight)]
+        raise ValueError("Output {}, labels {}, projection {} do not fit: each position needs a label.".format(*shapes))
     total = _LinearCrossEntropy.apply(hidden_states.flatten(0, -2), weight, labels.flatten(), label_smoothing)
     return total / token_count(labels, num_items_in_batch)
 

@@ -185,7 +185,7 @@ def test_whoever_watches_a_module_sees_it(how, name):
 @pytest.mark.usefixtures("counted")
 def test_shapes_that_do_not_fit_are_refused():
     model, batch = make_model(), make_batch()
-    with pytest.raises(ValueError, match="there must be a label for each position"):
+    with pytest.raises(ValueError, match="each position needs a label"):
         model(**batch, decoder_input_ids=torch.ones(9, 7, dtype=torch.long), num_items_in_batch=50)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(encoder_outputs=(torch.randn(9, 11, 64),), labels=batch["labels"], num_items_in_batch=50)
