@@ -199,7 +199,7 @@ class RunOptions:
     threads: int | None = None
     """Threads of one process on a CPU. Unset: the machine's cores over the processes. Dropout's masks depend on it."""
     kernels: bool = True
-    """Use our kernels on a CPU, where a C++ compiler can make them. Without them results differ in the last bits."""
+    """Use our kernels on a CPU, where a C++ compiler can make them. Dropout's masks depend on it."""
     timeout: int = 1800
     """Seconds that a process waits for another before it gives up; the longest evaluation must fit in."""
     log_every: int = 10

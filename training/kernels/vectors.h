@@ -32,12 +32,6 @@ INLINE float sum(vec x) {
     return total;
 }
 
-INLINE float largest(vec x) {
-    float most = x[0];
-    UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
-}
-
 // e^x within 2e-7 of its value, for x up to 88; 0 below -87. A polynomial for the fraction, exponent bits for the rest.
 INLINE vec exp(vec x) {
     vec shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the nearest whole number is in the low bits
